@@ -676,6 +676,10 @@ Measurement {
     steps: Count<1> = "10", BENCH;
     /// Unmeasured steps after the first
     warmup: Count<0> = "2", BENCH;
+    /// Dropout wherever the model has one; random weights only
+    dropout: Fraction = "0", BENCH;
+    /// With --device cpu: where a step's time goes, by part of the model and kind of operation
+    profile: bool = "false", BENCH;
     /// Print the result as JSON (train: the plan, with dry_run; report: with compare_losses)
     json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
     /// Degrees to run at, as 1,2,4; compared with the smallest

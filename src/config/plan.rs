@@ -292,6 +292,8 @@ pub struct BenchPlan {
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,
+    pub dropout: f64,
+    pub profile: bool,
     pub json: bool,
 }
 

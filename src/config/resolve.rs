@@ -248,6 +248,8 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
         seq: *flags.seq,
         steps: *flags.steps,
         warmup: *flags.warmup,
+        dropout: *flags.dropout,
+        profile: *flags.profile,
         json: *flags.json,
     }
 }

@@ -5,10 +5,12 @@ use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::execution::Execution;
 use super::model::{ModelConfig, origin};
+use super::profile;
 use crate::config::{BenchPlan, ModelSource};
 use crate::data::batch::{Batch, HostLabels};
 use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
+use crate::runtime::Library;
 use crate::trainer::ahead::{Ahead, RunShapes};
 use crate::trainer::feed::LabelShape;
 use crate::trainer::matmul_peak;
@@ -27,6 +29,9 @@ use xtrain_models::{Config, HeadKind, IGNORED_LABEL};
 /// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
 const MASKED: f64 = 0.15;
 
+/// Steps that `--profile` records, after those that are timed.
+const PROFILED: u32 = 3;
+
 /// Different batches that the steps go round in.
 const BATCHES: usize = 4;
 
@@ -38,7 +43,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let began = Instant::now();
     let mut read = ModelConfig::read(&plan.model, None)?;
     if let ModelSource::Scratch { overrides, .. } = &plan.model {
-        without_dropout(&mut read.config, overrides);
+        set_dropout(&mut read.config, plan.dropout, overrides);
     }
     // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
     // for.
@@ -160,6 +165,39 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
             trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
         }
     }
+    let profile = match plan.profile {
+        true => {
+            let mut step = total;
+            let work = || -> Result<(), Error> {
+                for _ in 0..PROFILED {
+                    let phase = Phase::Update { accumulated: false };
+                    let batch = &batches[step as usize % BATCHES];
+                    let marked = train_step
+                        .microbatch(&mut session, batch, phase, step, step)
+                        .map_err(failed("running a step"))?;
+                    let metrics = read_metrics(&marked).and_then(|m| m.wait());
+                    metrics.map_err(failed("running a step"))?;
+                    step += 1;
+                }
+                Ok(())
+            };
+            let library = Library::open().map_err(failed("opening XLA's profiler"))?;
+            let (done, events) = library
+                .profile(work)
+                .map_err(failed("recording a profile"))?;
+            done?;
+            let graphs = session.cache().graphs();
+            let steps = graphs
+                .iter()
+                .filter(|graph| graph.name != matmul_peak::GRAPH_NAME);
+            let modules = steps.map(|graph| graph.executable.optimized_hlo());
+            let modules: Result<Vec<_>, _> = modules.collect();
+            let parts = modules.and_then(|modules| profile::parts(&events, &modules));
+            let parts = parts.map_err(failed("reading the compiled step"))?;
+            Some(profile::json(&parts, PROFILED))
+        }
+        false => None,
+    };
     let stored = |loaded: bool| {
         let graphs = session.cache().graphs();
         let of_steps = graphs
@@ -188,7 +226,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         shapes: &shapes,
     };
     let exchanged = exchanged(&mut ahead).map_err(failed("recording the step"))?;
-    Ok(json!({
+    let mut results = json!({
         "precision": plan.train.precision.to_string(),
         "gradient_checkpointing": plan.train.checkpointing.to_string(),
         "step_ms_median": median,
@@ -213,7 +251,11 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         "loaded_graphs": loaded_graphs,
         "load_s": load_s,
         "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
-    }))
+    });
+    if let Some(profile) = profile {
+        results["profile"] = profile;
+    }
+    Ok(results)
 }
 
 fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
@@ -221,13 +263,14 @@ fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, E
         .map_err(failed("measuring the matrix-multiply ceiling"))
 }
 
-/// The peers are timed without dropout, so that is the default here;
-/// `--config_overrides resid_pdrop=0.1` brings it back.
-fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
+/// Dropout everywhere, but for what the user chose by `--config_overrides`.
+fn set_dropout(config: &mut Config, rate: f64, overrides: &[(String, Value)]) {
     let keys: Vec<String> = config.values().keys().cloned().collect();
-    for key in keys.iter().filter(|key| key.contains("drop")) {
-        if config.get(key).is_some() && !overrides.iter().any(|(chosen, _)| chosen == key) {
-            config.set(key, 0.0);
+    let is_rate = |key: &str| key.contains("drop") || key.ends_with("pdrop");
+    for key in keys.iter().filter(|key| is_rate(key)) {
+        let is_chosen = overrides.iter().any(|(chosen, _)| chosen == key);
+        if !is_chosen && config.get(key).is_some_and(Value::is_number) {
+            config.set(key, rate);
         }
     }
 }

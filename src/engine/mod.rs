@@ -22,6 +22,7 @@ pub mod meshes;
 pub mod model;
 mod precompile;
 mod process;
+pub mod profile;
 pub mod push;
 pub mod resume;
 mod run;

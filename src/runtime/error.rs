@@ -80,6 +80,9 @@ pub enum Error {
     #[error("cannot lower the graph to HLO: {message}")]
     Lower { message: String },
 
+    #[error("cannot record a profile: {message}")]
+    Profile { message: String },
+
     // Talking to a plugin.
     #[error("the plugin {} is unusable: {reason}", .path.display())]
     PluginTable { path: PathBuf, reason: String },

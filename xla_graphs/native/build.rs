@@ -22,6 +22,7 @@ fn main() {
         scope.spawn(|| check_descriptors(&out, &lib));
         scope.spawn(|| build_gloo_engine(&out));
         scope.spawn(build_kernels);
+        scope.spawn(|| compiler().file("cpp/profile.cc").compile("xtrain_profile"));
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
     });
 

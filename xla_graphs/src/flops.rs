@@ -28,6 +28,17 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
         let flops = match &node.op {
             Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
+            Op::KernelAttention(call) => {
+                let [b, h, _, t, s, d] = call.sizes;
+                let matmuls = if call.is_backward() { 5.0 } else { 2.0 };
+                let all = 2.0
+                    * matmuls
+                    * [b, h, t, s, d]
+                        .map(|size| size as f64)
+                        .iter()
+                        .product::<f64>();
+                if call.of.causal { all / 2.0 } else { all }
+            }
             Op::KernelMatmul(call) => {
                 let flops = 2.0 * call.sizes.iter().map(|&size| size as f64).product::<f64>();
                 match call.kernel.dtype() {

@@ -135,9 +135,13 @@ impl<'g> Walk<'g> {
             .unwrap_or(0);
         squares.iter().for_each(|&id| last_read[id as usize] = last);
         let bytes = |id: NodeId| {
-            // A pass has results, which count as its parts.
-            let is_pass = matches!(nodes[id as usize].op, Op::OnePass(_));
-            if self.is_output[id as usize] || is_pass {
+            // Results that count as the parts of a call.
+            let has_parts = match &nodes[id as usize].op {
+                Op::OnePass(_) => true,
+                Op::KernelAttention(call) => call.is_backward(),
+                _ => false,
+            };
+            if self.is_output[id as usize] || has_parts {
                 0
             } else {
                 nodes[id as usize].shape.bytes() as u64

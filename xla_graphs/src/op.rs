@@ -229,6 +229,65 @@ impl KernelMatmul {
     }
 }
 
+/// Attention as one call of the CPU plugin's: forward with operands q, k, v, backward with dy besides;
+/// behind them the key mask (`pred[B, S]`) and the key of the dropout (`u32[2]` or `u32[3]`), if the
+/// attention has them. Gives `[B, T, H, D]`, backward the gradients of q, k and v in that order of
+/// dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelAttention {
+    pub kernel: CpuKernel,
+    pub of: Attention,
+    /// The random stream of its dropout.
+    pub stream: u32,
+    /// Random words from here on keep their probability.
+    pub threshold: u32,
+    /// B, H, K, T, S, D.
+    pub sizes: [usize; 6],
+    /// Of all arrays: f32 or bf16.
+    pub dtype: DType,
+    /// Of q, k, v and dy: where `[B, H, T, D]` lies in the operand.
+    pub operands: Vec<HeadLayout>,
+}
+
+/// Where the elements of `[B, H, T, D]` lie in an array, D contiguous; in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct HeadLayout {
+    pub offset: usize,
+    /// Of B, H and T.
+    pub strides: [usize; 3],
+}
+
+impl HeadLayout {
+    /// Of an array of these dimensions itself.
+    pub(crate) fn plain(dims: &[usize]) -> Self {
+        HeadLayout {
+            offset: 0,
+            strides: [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3]],
+        }
+    }
+}
+
+impl KernelAttention {
+    /// The version of its results, for keys of compiled graphs: raise it when bits change.
+    pub const NAME: &'static str = "attention-1";
+
+    /// Whether it computes the gradients.
+    pub fn is_backward(&self) -> bool {
+        self.operands.len() > 3
+    }
+
+    /// The shapes of the results: of a call with several, its parts'.
+    pub fn result_shapes(&self) -> Vec<Shape> {
+        let [b, h, kv_heads, t, s, d] = self.sizes;
+        let of_q = Shape::new(self.dtype, [b, t, h, d]);
+        if !self.is_backward() {
+            return vec![of_q];
+        }
+        let of_kv = Shape::new(self.dtype, [b, s, kv_heads, d]);
+        vec![of_q, of_kv.clone(), of_kv]
+    }
+}
+
 /// Element-wise steps over arrays of one shape and over scalars, and sums over all their elements, in one
 /// pass over memory. Operands are f32 or bf16 arrays of `dims` or `f32[]`; every value in between is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -464,6 +523,9 @@ pub enum Op<C = Composite> {
     /// A matmul by a kernel of the CPU plugin's own (`passes/cpu_kernels.rs`), in its target's
     /// graphs only.
     KernelMatmul(Box<KernelMatmul>),
+    /// Attention or its gradients by the CPU plugin (`nn/kernel_attention.rs`), in its target's graphs
+    /// only; backward a call with several results.
+    KernelAttention(Box<KernelAttention>),
     /// Several element-wise results at once, by the CPU plugin (`passes/one_pass.rs`), in its target's
     /// graphs only; a call with several results.
     OnePass(Box<OnePass>),
@@ -552,6 +614,8 @@ impl<C: Composites> Op<C> {
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
             Op::KernelMatmul(_) => "kernel_matmul".into(),
+            Op::KernelAttention(call) if call.is_backward() => "kernel_attention_grad".into(),
+            Op::KernelAttention(_) => "kernel_attention".into(),
             Op::OnePass(_) => "one_pass".into(),
         }
     }

@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, OnePass};
+use crate::op::{CpuKernel, KernelAttention, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -24,6 +24,8 @@ pub struct CpuKernels {
     pub f32: Option<CpuKernel>,
     /// Updates of parameters, each in one pass over memory ([`OnePass`]).
     pub one_pass: bool,
+    /// Attention as one call, by the tiles of the matmuls of its type.
+    pub attention: bool,
 }
 
 impl CpuKernels {
@@ -37,6 +39,7 @@ impl CpuKernels {
             bf16: best(DType::BF16),
             f32: best(DType::F32),
             one_pass: true,
+            attention: true,
         }
     }
 }
@@ -79,6 +82,7 @@ impl std::fmt::Display for Target {
                 bf16,
                 f32,
                 one_pass,
+                attention,
             }) => {
                 f.write_str("cpu")?;
                 let kernels = [bf16, f32].into_iter().flatten();
@@ -86,6 +90,9 @@ impl std::fmt::Display for Target {
                     0 => write!(f, ", matmuls by {}", kernel.name()),
                     _ => write!(f, " and {}", kernel.name()),
                 })?;
+                if *attention {
+                    write!(f, ", attention by {}", KernelAttention::NAME)?;
+                }
                 if *one_pass {
                     write!(f, ", updates by {}", OnePass::NAME)?;
                 }
@@ -121,6 +128,7 @@ impl Target {
         bf16: None,
         f32: None,
         one_pass: false,
+        attention: false,
     });
 
     /// As `--device` names it.

@@ -5,20 +5,23 @@
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
 use crate::runtime::error::{Error, Result};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 use xtrain_graphs::op::CpuKernel;
 use xtrain_graphs::{CpuKernels, Target};
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 
 type AbiFn = unsafe extern "C" fn() -> u32;
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
 type BytesFn = unsafe extern "C" fn(*const u8, usize, *mut *mut u8, *mut usize) -> i32;
 type HasKernelFn = unsafe extern "C" fn(i64) -> i32;
+type ProfileBeginFn = unsafe extern "C" fn() -> *mut c_void;
+type ProfileEndFn = unsafe extern "C" fn(*mut c_void, *mut *mut u8, *mut usize) -> i32;
 type FreeFn = unsafe extern "C" fn(*mut u8, usize);
 
 /// The opened library. It stays open until the process ends.
@@ -29,7 +32,19 @@ pub struct Library {
     hlo_text: BytesFn,
     stablehlo_text: BytesFn,
     has_kernel: HasKernelFn,
+    profile_begin: ProfileBeginFn,
+    profile_end: ProfileEndFn,
     free: FreeFn,
+}
+
+/// What ran under one name while a profile was recorded: of the CPU client's work, an HLO
+/// instruction of a compiled module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfileEvent {
+    pub name: String,
+    /// Over all threads.
+    pub time: Duration,
+    pub count: u64,
 }
 
 impl Library {
@@ -96,6 +111,12 @@ impl Library {
                 has_kernel: *library
                     .get::<HasKernelFn>(b"xtrain_xla_has_kernel\0")
                     .map_err(symbol("xtrain_xla_has_kernel"))?,
+                profile_begin: *library
+                    .get::<ProfileBeginFn>(b"xtrain_xla_profile_begin\0")
+                    .map_err(symbol("xtrain_xla_profile_begin"))?,
+                profile_end: *library
+                    .get::<ProfileEndFn>(b"xtrain_xla_profile_end\0")
+                    .map_err(symbol("xtrain_xla_profile_end"))?,
                 free: *library
                     .get::<FreeFn>(b"xtrain_xla_free\0")
                     .map_err(symbol("xtrain_xla_free"))?,
@@ -139,11 +160,49 @@ impl Library {
         Ok(String::from_utf8_lossy(&self.convert(self.stablehlo_text, module)?).into_owned())
     }
 
+    /// Does some work, and what the CPU client ran in the meantime.
+    ///
+    /// # Errors
+    /// If a profile is being recorded already, or XLA's profiler fails.
+    pub fn profile<T>(&self, work: impl FnOnce() -> T) -> Result<(T, Vec<ProfileEvent>)> {
+        // SAFETY: takes nothing.
+        let session = unsafe { (self.profile_begin)() };
+        if session.is_null() {
+            return Err(Error::Profile {
+                message: "a profile is being recorded already".to_string(),
+            });
+        }
+        let done = work();
+        // SAFETY: the session is alive and ended once, and both outputs are writable.
+        let text = self.answer(|out, len| unsafe { (self.profile_end)(session, out, len) });
+        let text = text.map_err(|message| Error::Profile { message })?;
+        let text = String::from_utf8_lossy(&text);
+        let event = |line: &str| {
+            let mut fields = line.splitn(3, '\t');
+            let picoseconds: u64 = fields.next()?.parse().ok()?;
+            Some(ProfileEvent {
+                time: Duration::from_nanos(picoseconds / 1000),
+                count: fields.next()?.parse().ok()?,
+                name: fields.next()?.to_string(),
+            })
+        };
+        Ok((done, text.lines().filter_map(event).collect()))
+    }
+
     fn convert(&self, function: BytesFn, input: &[u8]) -> Result<Vec<u8>> {
+        // SAFETY: the input is readable for its length, and both outputs are writable.
+        self.answer(|out, len| unsafe { function(input.as_ptr(), input.len(), out, len) })
+            .map_err(|message| Error::Lower { message })
+    }
+
+    /// What a function of the library gives, or the message with which it fails.
+    fn answer(
+        &self,
+        function: impl FnOnce(*mut *mut u8, *mut usize) -> i32,
+    ) -> std::result::Result<Vec<u8>, String> {
         let mut out = std::ptr::null_mut();
         let mut out_len = 0;
-        // SAFETY: the input is readable for its length, and both outputs are writable.
-        let status = unsafe { function(input.as_ptr(), input.len(), &mut out, &mut out_len) };
+        let status = function(&mut out, &mut out_len);
         // SAFETY: the library owns `out` until it gets it back below, and its length is the
         // library's own.
         let output = unsafe { bytes(out.cast::<c_char>(), out_len) }.to_vec();
@@ -151,12 +210,9 @@ impl Library {
             // SAFETY: as it came, once.
             unsafe { (self.free)(out, out_len) };
         }
-        if status == 0 {
-            Ok(output)
-        } else {
-            Err(Error::Lower {
-                message: String::from_utf8_lossy(&output).into_owned(),
-            })
+        match status {
+            0 => Ok(output),
+            _ => Err(String::from_utf8_lossy(&output).into_owned()),
         }
     }
 }

@@ -35,7 +35,7 @@ pub use device::{Device, DeviceMemory};
 pub use event::Event;
 pub use executable::{Executable, Execution, RunOptions};
 pub use kv::{KeyValueStore, StoreError};
-pub use library::Library;
+pub use library::{Library, ProfileEvent};
 pub use options::{CompileOptions, OptionValue, OverrideValue};
 pub(super) use plugin::reason;
 pub use plugin::{Plugin, set_environment};

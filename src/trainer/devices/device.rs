@@ -17,7 +17,7 @@ use crate::trainer::session::Session;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use xtrain_graphs::{CudaTarget, NeuronChip, Target};
+use xtrain_graphs::{CpuKernels, CudaTarget, NeuronChip, Target};
 
 /// How a device is opened, whichever it is.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -63,9 +63,15 @@ impl DeviceSettings {
     /// # Errors
     /// If the XLA library, which has the kernels, cannot be opened.
     pub fn cpu_target(&self) -> Result<Target> {
-        Ok(match self.xla_matmuls {
-            true => Target::CPU,
-            false => Library::open()?.cpu_target(),
+        if self.xla_matmuls {
+            return Ok(Target::CPU);
+        }
+        Ok(match Library::open()?.cpu_target() {
+            Target::Cpu(kernels) => Target::Cpu(CpuKernels {
+                attention: kernels.attention && !self.plain_attention,
+                ..kernels
+            }),
+            other => other,
         })
     }
 

@@ -25,6 +25,12 @@ unsafe extern "C" {
         out: *mut *mut u8,
         out_len: *mut usize,
     ) -> c_int;
+    fn xtrain_cpp_profile_begin() -> *mut c_void;
+    fn xtrain_cpp_profile_end(
+        session: *mut c_void,
+        out: *mut *mut u8,
+        out_len: *mut usize,
+    ) -> c_int;
     fn free(memory: *mut c_void);
 }
 
@@ -119,6 +125,33 @@ pub unsafe extern "C" fn xtrain_xla_stablehlo_text(
     }
 }
 
+/// Starts to record what the CPU client runs; null if something in the process does so already.
+#[unsafe(no_mangle)]
+pub extern "C" fn xtrain_xla_profile_begin() -> *mut c_void {
+    // SAFETY: takes nothing.
+    unsafe { xtrain_cpp_profile_begin() }
+}
+
+/// Ends a recording: a line for each name of an event (of an HLO instruction, for what it ran),
+/// with the picoseconds of all of them, their number and the name, separated by tabs.
+///
+/// # Safety
+/// `session` is of `xtrain_xla_profile_begin`, not null, ended once; `out` and `out_len` are
+/// writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xtrain_xla_profile_end(
+    session: *mut c_void,
+    out: *mut *mut u8,
+    out_len: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise is the same, and an empty input is readable.
+    unsafe {
+        answer([].as_ptr(), 0, out, out_len, |_| {
+            text(|text, len| xtrain_cpp_profile_end(session, text, len)).map(String::into_bytes)
+        })
+    }
+}
+
 /// Gives back what the functions above returned.
 ///
 /// # Safety
@@ -182,9 +215,14 @@ pub(crate) fn cpp_stablehlo_text(module: &[u8]) -> Result<String, String> {
 }
 
 fn print(printer: Printer, module: &[u8]) -> Result<String, String> {
+    // SAFETY: the slice is readable, the two results are writable.
+    text(|text, len| unsafe { printer(module.as_ptr(), module.len(), text, len) })
+}
+
+/// What a C++ function that sets a text and its length answers.
+fn text(answer: impl FnOnce(*mut *mut u8, *mut usize) -> c_int) -> Result<String, String> {
     let (mut text, mut len) = (ptr::null_mut(), 0);
-    // SAFETY: the slice is readable, the two results are writable locals.
-    let status = unsafe { printer(module.as_ptr(), module.len(), &raw mut text, &raw mut len) };
+    let status = answer(&raw mut text, &raw mut len);
     if text.is_null() {
         return Err("out of memory".to_string());
     }

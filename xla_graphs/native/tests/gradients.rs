@@ -112,6 +112,7 @@ gradient_table! {
     Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::GetTupleElement { .. } => [];
     // The CPU's own form of matmul, likewise.
     Op::KernelMatmul(_) => [];
+    Op::KernelAttention(_) => [];
     Op::OnePass(_) => [];
 }
 

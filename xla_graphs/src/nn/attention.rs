@@ -13,6 +13,7 @@
 //! and everything between the matmuls is f32.
 
 use super::fused_attention;
+use super::kernel_attention::{self, MaskSource};
 use super::window_blocks::Blocks;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -369,17 +370,21 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// `seed` is for targets that draw the dropout themselves.
+/// `mask` is for targets that draw the dropout themselves.
 pub(crate) fn expand(
     attention: &Attention,
     operands: &[Tensor],
     target: Target,
-    seed: u32,
+    mask: &MaskSource,
 ) -> Result<Tensor> {
-    if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
-        return fused_attention::expand(attention, operands, seed);
+    let (q, k) = (operands[0].shape(), operands[1].shape());
+    if fused_attention::applies(attention, q, k, target) {
+        return fused_attention::expand(attention, operands, mask.stream);
     }
-    if let Some(blocks) = Blocks::of(attention, operands[0].shape(), operands[1].shape()) {
+    if let Some(kernel) = kernel_attention::kernel(attention, q, k, mask, target) {
+        return kernel_attention::expand(attention, kernel, operands, mask);
+    }
+    if let Some(blocks) = Blocks::of(attention, q, k) {
         let cut = cut(&blocks, attention, operands)?;
         let plain = Plain::masked(attention, &cut.operands, cut.mask)?;
         return blocks.sequences(&plain.output()?.convert(plain.low)?);
@@ -437,10 +442,14 @@ pub(crate) fn expand_grad(
     operand: AttentionOperand,
     operands: &[Tensor],
     target: Target,
-    seed: u32,
+    mask: &MaskSource,
 ) -> Result<Tensor> {
-    if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
-        return fused_attention::expand_grad(attention, operand, operands, seed);
+    let (q, k) = (operands[0].shape(), operands[1].shape());
+    if fused_attention::applies(attention, q, k, target) {
+        return fused_attention::expand_grad(attention, operand, operands, mask.stream);
+    }
+    if let Some(kernel) = kernel_attention::kernel(attention, q, k, mask, target) {
+        return kernel_attention::expand_grad(attention, kernel, operand, operands, mask);
     }
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let Some(blocks) = Blocks::of(attention, operands[0].shape(), operands[1].shape()) else {

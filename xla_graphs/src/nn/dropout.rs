@@ -115,6 +115,11 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
         .or(&x.shift_right_logical(&amount(32 - bits)?)?)
 }
 
+/// The least word that keeps its element at this rate of dropout.
+pub(crate) fn threshold(rate: f64) -> u32 {
+    (rate * 2f64.powi(32)) as u32
+}
+
 /// Words `u32[dims]`; each call has a stream of its own.
 #[track_caller]
 fn random_bits(key: &Tensor, dims: &[usize]) -> Result<Tensor> {
@@ -185,8 +190,8 @@ impl DropoutRng {
             return Ok(None);
         };
         let bits = random_bits(key, dims)?;
-        let threshold = (rate * 2f64.powi(32)).min(f64::from(u32::MAX)).floor();
-        bits.compare_scalar(Comparison::Ge, threshold).map(Some)
+        bits.compare_scalar(Comparison::Ge, f64::from(threshold(rate)))
+            .map(Some)
     }
 
     /// `x` with a share `rate` of its elements zeroed and the others divided by `1 - rate`.

@@ -5,6 +5,7 @@ pub(crate) mod attention;
 pub(crate) mod dropout;
 pub mod fused_attention;
 pub(crate) mod gelu;
+pub(crate) mod kernel_attention;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
 pub(crate) mod rms_norm;

@@ -90,6 +90,7 @@ impl Op {
             Op::KernelMatmul(call) => {
                 arity(2).and_then(|()| dot::infer_kernel(call, operands[0], operands[1]))
             }
+            Op::KernelAttention(call) => nn::kernel_attention::infer(call, operands),
             Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
@@ -197,6 +198,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::GetTupleElement { .. }
         | Op::KernelMatmul(_)
+        | Op::KernelAttention(_)
         | Op::OnePass(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }

@@ -6,31 +6,52 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::dropout::MOST_ELEMENTS;
+use crate::nn::kernel_attention::MaskSource;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, rms_norm, rows, special};
-use crate::op::{Attention, Binary, Composite, Op, Scalar, Unary};
+use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
+use crate::passes::rebuild::Replaced;
 use crate::target::Target;
 use crate::trace::Tensor;
 
 pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
-    let decomposed = graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
-        Op::Composite(op) => composite(graph, id, op, x, target),
-        Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
-        Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),
-        Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
-        Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
-        Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
-        Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
-        Op::Barrier if !target.takes_barriers() => Ok(x[0].clone()),
-        Op::BarrierAfter if !target.keeps_barriers() => special::after(&x[0], &x[1]),
-        Op::DynamicSlice { dim, size } if !target.indexes() => {
-            special::dynamic_slice(&x[0], &x[1], *dim, *size)
+    let order: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
+    let decomposed = graph.rebuild_in(&order, |trace, id, replaced| {
+        let node = &graph.nodes[id as usize];
+        let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
+        match &node.op {
+            Op::Composite(Composite::Attention(of)) => {
+                attention::expand(of, &x, target, &mask_source(graph, id, of, replaced))
+            }
+            Op::Composite(Composite::AttentionGrad { of, operand }) => attention::expand_grad(
+                of,
+                *operand,
+                &x,
+                target,
+                &mask_source(graph, id, of, replaced),
+            ),
+            Op::Composite(op) => composite(graph, id, op, &x, target),
+            Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
+            Op::Unary(Unary::Log1p) if !target.has_special_functions() => {
+                x[0].add_scalar(1.0)?.log()
+            }
+            Op::Unary(Unary::IsFinite) if !target.has_special_functions() => {
+                special::is_finite(&x[0])
+            }
+            Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
+            Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
+            Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
+            Op::Barrier if !target.takes_barriers() => Ok(x[0].clone()),
+            Op::BarrierAfter if !target.keeps_barriers() => special::after(&x[0], &x[1]),
+            Op::DynamicSlice { dim, size } if !target.indexes() => {
+                special::dynamic_slice(&x[0], &x[1], *dim, *size)
+            }
+            Op::DynamicUpdateSlice { dim } if !target.indexes() => {
+                special::dynamic_update_slice(&x[0], &x[1], &x[2], *dim)
+            }
+            Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
+            Op::Convert(dtype) => x[0].convert(*dtype),
+            primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
         }
-        Op::DynamicUpdateSlice { dim } if !target.indexes() => {
-            special::dynamic_update_slice(&x[0], &x[1], &x[2], *dim)
-        }
-        Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
-        Op::Convert(dtype) => x[0].convert(*dtype),
-        primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })?;
     let is_mask =
         |node: &&GraphNode| matches!(node.op, Op::Composite(Composite::RandomBits { .. }));
@@ -78,9 +99,8 @@ fn composite(
         Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Composite::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
-        Composite::Attention(of) => attention::expand(of, x, target, dropout_stream(graph, id, of)),
-        Composite::AttentionGrad { of, operand } => {
-            attention::expand_grad(of, *operand, x, target, dropout_stream(graph, id, of))
+        Composite::Attention(_) | Composite::AttentionGrad { .. } => {
+            unreachable!("`decompose` expands attention itself")
         }
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
@@ -105,22 +125,34 @@ fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
     sum.map_or_else(|| a.add(b), Ok)
 }
 
-/// The random stream that an attention's dropout mask is drawn from, each attention's own; 0 if it
-/// drops nothing.
-fn dropout_stream(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
-    let operands = &graph.nodes[id as usize].operands;
+/// Where the dropout mask of attention `id` comes from.
+fn mask_source(graph: &Graph, id: NodeId, of: &Attention, replaced: &Replaced) -> MaskSource {
+    let node = |id: NodeId| &graph.nodes[id as usize];
     // Behind q, k, v and the key mask; of a gradient node, before dy.
-    let mut next = of
+    let mask = of
         .dropout
-        .and_then(|_| operands.get(3 + usize::from(of.key_mask)));
-    while let Some(&node) = next {
-        let node = &graph.nodes[node as usize];
-        if let Op::Composite(Composite::RandomBits { stream, .. }) = node.op {
-            return stream;
-        }
-        next = node.operands.first();
+        .and_then(|_| node(id).operands.get(3 + usize::from(of.key_mask)));
+    let mut next = mask.copied();
+    while let Some(source) = next {
+        let Op::Composite(Composite::RandomBits { dims, stream }) = &node(source).op else {
+            next = node(source).operands.first().copied();
+            continue;
+        };
+        let is_keep_mask = |mask: &GraphNode| {
+            mask.op == Op::Compare(Comparison::Ge)
+                && mask.operands[0] == source
+                && mask.shape.dims[..] == dims[..]
+        };
+        let is_whole = mask.is_some_and(|&mask| is_keep_mask(node(mask)));
+        return MaskSource {
+            stream: *stream,
+            key: is_whole.then(|| replaced.get(node(source).operands[0])),
+        };
     }
-    0
+    MaskSource {
+        stream: 0,
+        key: None,
+    }
 }
 
 /// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient

@@ -10,7 +10,7 @@
 // Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 // Subnormals count as zero, in operands and in sums, as AMX has it; NaN and infinities pass.
 
-#include "gemm.h"
+#include "attention_loops.h"
 
 namespace xtrain::kernels {
 namespace {
@@ -96,6 +96,6 @@ struct Amx {
 
 }  // namespace
 
-const Implementation kAmxBf16 = {Gemm<Amx>::MakePlan, Gemm<Amx>::Work};
+const Implementation kAmxBf16 = Implement<Amx>();
 
 }  // namespace xtrain::kernels

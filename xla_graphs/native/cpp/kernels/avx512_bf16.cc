@@ -4,6 +4,7 @@
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, VDPBF16PS.
 // Subnormals count as zero, in operands and in sums, as VDPBF16PS has it; NaN and infinities pass.
 
+#include "attention_loops.h"
 #include "broadcast_avx512.h"
 
 namespace xtrain::kernels {
@@ -18,10 +19,8 @@ struct Pairs {
   }
 };
 
-using Loops = Gemm<Broadcast<Pairs>>;
-
 }  // namespace
 
-const Implementation kAvx512Bf16 = {Loops::MakePlan, Loops::Work};
+const Implementation kAvx512Bf16 = Implement<Broadcast<Pairs>>();
 
 }  // namespace xtrain::kernels

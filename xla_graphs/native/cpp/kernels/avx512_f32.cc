@@ -1,5 +1,6 @@
 // Matmul of f32 on AVX-512: exact products of f32, as XLA's own dots are.
 
+#include "attention_loops.h"
 #include "broadcast_avx512.h"
 
 namespace xtrain::kernels {
@@ -15,10 +16,8 @@ struct Singles {
   }
 };
 
-using Loops = Gemm<Broadcast<Singles>>;
-
 }  // namespace
 
-const Implementation kAvx512F32 = {Loops::MakePlan, Loops::Work};
+const Implementation kAvx512F32 = Implement<Broadcast<Singles>>();
 
 }  // namespace xtrain::kernels

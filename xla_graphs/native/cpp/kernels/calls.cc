@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -130,6 +131,99 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
   });
 }
 
+// Whether all rows of `width` that a head's layout reaches are in the buffer; then where they begin.
+bool Place(const ffi::AnyBuffer& buffer, const int64_t* layout, int64_t batch, int64_t heads, int64_t rows, int64_t width, Heads* to) {
+  const int64_t sizes[] = {batch, heads, rows};
+  int64_t last = layout[0] + width - 1;
+  for (int i = 0; i < 3; ++i) {
+    to->strides[i] = layout[i + 1];
+    if (sizes[i] < 1 || layout[i + 1] < 0) return false;
+    last += (sizes[i] - 1) * layout[i + 1];
+  }
+  to->data = static_cast<char*>(buffer.untyped_data()) + layout[0] * (IsBf16(buffer) ? 2 : 4);
+  return layout[0] >= 0 && width > 0 && last < static_cast<int64_t>(buffer.element_count());
+}
+
+ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t kernel,
+                         ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> layouts, ffi::Span<const int64_t> masks,
+                         ffi::Span<const int64_t> dropout, ffi::Span<const int64_t> numbers) {
+  const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.attention: ") + what); };
+  const Implementation* implementation = Find(static_cast<Kernel>(kernel));
+  if (implementation == nullptr) return invalid("this processor lacks the kernel that the executable was compiled for");
+  const bool is_backward = layouts.size() == 16;
+  if (sizes.size() != 6 || (layouts.size() != 12 && !is_backward) || masks.size() != 3 || dropout.size() != 3 || numbers.size() != 3) {
+    return invalid("an attribute has the wrong length");
+  }
+  const auto number = [&](int i) {
+    const uint32_t bits = static_cast<uint32_t>(numbers[i]);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  };
+  Attention x = {};
+  x.batch = sizes[0], x.heads = sizes[1], x.kv_heads = sizes[2], x.queries = sizes[3], x.keys = sizes[4], x.width = sizes[5];
+  x.is_causal = masks[0] != 0, x.window = masks[1];
+  x.scale = number(0), x.soft_cap = number(1);
+  x.dropout.is_on = dropout[0] != 0, x.dropout.scale = number(2);
+  x.dropout.threshold = static_cast<uint32_t>(dropout[1]), x.dropout.stream = static_cast<uint32_t>(dropout[2]);
+  const size_t arrays = layouts.size() / 4, count = arrays + (masks[2] != 0) + x.dropout.is_on;
+  if (operands.size() != count || results.size() != (is_backward ? 3 : 1)) return invalid("operands or results are missing");
+  if (x.kv_heads < 1 || x.heads % x.kv_heads != 0 || x.window < 0) return invalid("the sizes do not fit");
+  Heads* const read[] = {&x.q, &x.k, &x.v, &x.dy};
+  for (size_t i = 0; i < arrays; ++i) {
+    const auto operand = operands.get<ffi::AnyBuffer>(i);
+    if (operand.has_error() || !IsFloat(*operand)) return invalid("an operand is neither f32 nor bf16");
+    if (i == 0) x.is_bf16 = IsBf16(*operand);
+    const bool of_q = i == 0 || i == 3;
+    if (IsBf16(*operand) != x.is_bf16 || !Place(*operand, layouts.begin() + 4 * i, x.batch, of_q ? x.heads : x.kv_heads,
+                                                of_q ? x.queries : x.keys, x.width, read[i])) {
+      return invalid("the strides do not fit the operands");
+    }
+  }
+  if (x.is_bf16 == (static_cast<Kernel>(kernel) == Kernel::kAvx512F32)) return invalid("the kernel is for another type");
+  if (masks[2] != 0) {
+    const auto mask = operands.get<ffi::AnyBuffer>(arrays);
+    if (mask.has_error() || mask->element_type() != ffi::DataType::PRED || static_cast<int64_t>(mask->element_count()) != x.batch * x.keys) {
+      return invalid("the key mask does not fit");
+    }
+    x.key_mask = static_cast<const uint8_t*>(mask->untyped_data());
+  }
+  if (x.dropout.is_on) {
+    const auto key = operands.get<ffi::AnyBuffer>(count - 1);
+    if (key.has_error() || key->element_type() != ffi::DataType::U32 || key->element_count() < 2 || key->element_count() > 3) {
+      return invalid("the dropout's key does not fit");
+    }
+    std::memcpy(x.dropout.key, key->untyped_data(), key->element_count() * 4);
+  }
+  Heads* const written[] = {is_backward ? &x.dq : &x.out, &x.dk, &x.dv};
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (result.has_error()) return invalid("a result is no array");
+    const ffi::AnyBuffer& buffer = **result;
+    const int64_t heads = i == 0 ? x.heads : x.kv_heads, rows = i == 0 ? x.queries : x.keys;
+    const int64_t layout[] = {0, rows * heads * x.width, x.width, heads * x.width};
+    if (!IsFloat(buffer) || IsBf16(buffer) != x.is_bf16 || !Place(buffer, layout, x.batch, heads, rows, x.width, written[i])) {
+      return invalid("a result does not fit");
+    }
+  }
+
+  const AttentionImplementation& attention = implementation->attention;
+  const AttentionPlan plan = attention.plan(x, is_backward);
+  if (!is_backward) {
+    return OnAllThreads(pool, plan.parts, "xtrain.attention", [&attention, x, plan](std::atomic<int64_t>& next) { attention.forward(x, plan, next); });
+  }
+  auto sums = std::make_shared<AttentionSums>();
+  try {
+    sums->sums.resize(plan.chunks > 1 ? plan.parts * plan.sums : 0);
+    sums->done = std::vector<std::atomic<int64_t>>(plan.parts / plan.chunks);
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "xtrain.attention: out of memory");
+  }
+  return OnAllThreads(pool, plan.parts, "xtrain.attention", [&attention, x, plan, sums](std::atomic<int64_t>& next) {
+    attention.backward(x, plan, *sums, next);
+  });
+}
+
 ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t elements,
                        ffi::Span<const int64_t> steps, ffi::Span<const int64_t> of_results) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.one_pass: ") + what); };
@@ -197,6 +291,18 @@ XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                            .Attr<ffi::Span<const int64_t>>("b_strides")
                            .Attr<ffi::Span<const int64_t>>("c_strides"));
 
+XLA_FFI_DEFINE_HANDLER(kCallAttention, CallAttention,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<int64_t>("kernel")
+                           .Attr<ffi::Span<const int64_t>>("sizes")
+                           .Attr<ffi::Span<const int64_t>>("layouts")
+                           .Attr<ffi::Span<const int64_t>>("masks")
+                           .Attr<ffi::Span<const int64_t>>("dropout")
+                           .Attr<ffi::Span<const int64_t>>("numbers"));
+
 XLA_FFI_DEFINE_HANDLER(kCallOnePass, CallOnePass,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -215,7 +321,8 @@ extern "C" void xtrain_cpp_register_kernels() {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.1", xtrain::kernels::kCallMatmul) & add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass);
+    return add("xtrain.matmul.1", xtrain::kernels::kCallMatmul) & add("xtrain.attention.1", xtrain::kernels::kCallAttention) &
+           add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass);
   }();
   (void)registered;
 }

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "attention.h"
+
 namespace xtrain::kernels {
 
 // C[p, q, m, n] = sum over k of A[p, q, m, k] B[p, q, k, n], accumulated in f32 in the order of k whatever the blocking and
@@ -37,9 +39,11 @@ struct Plan {
 };
 
 // One kernel: `plan` for this many threads, then `work` on each thread, which claims parts from `next` until none is left.
+// Attention is built on the same tile.
 struct Implementation {
   Plan (*plan)(const Matmul&, int threads);
   void (*work)(const Matmul&, const Plan&, std::atomic<int64_t>& next);
+  AttentionImplementation attention;
 };
 
 // The kernel, or null where this processor (or its operating system) cannot execute it.

@@ -12,30 +12,11 @@
 #include <cstring>
 #include <vector>
 
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
-
+#include "flush.h"
 #include "one_pass.h"
 
 namespace xtrain::kernels {
 namespace {
-
-// Subnormals count as zero while this lives, as in XLA's own loops: whichever thread works, the bits are the same, and
-// moments that decay to nothing cost no more than others.
-class FlushSubnormals {
-#ifdef __SSE__
- public:
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#else
- public:
-  FlushSubnormals() {}
-#endif
-};
 
 constexpr int kBlock = 512;
 constexpr int kLanes = 16;

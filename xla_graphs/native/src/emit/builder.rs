@@ -213,6 +213,10 @@ impl Emitter<'_> {
                 let shapes = [self.operand_shape(0), self.operand_shape(1)];
                 self.instruction(&kernels::matmul(matmul, &shapes), &[x(0), x(1)])?
             }
+            Op::KernelAttention(attention) => {
+                let (values, shapes) = self.operands();
+                self.instruction(&kernels::attention(attention, &shapes), &values)?
+            }
             Op::OnePass(pass) => {
                 let (values, shapes) = self.operands();
                 let call = kernels::one_pass(pass, &shapes)?;
@@ -361,6 +365,9 @@ fn part(
 ) -> Result<HloInstructionProto, String> {
     let all = match call {
         Op::OnePass(pass) => Some(pass.result_shapes()),
+        Op::KernelAttention(attention) if attention.is_backward() => {
+            Some(attention.result_shapes())
+        }
         _ => results(call, operands),
     };
     let all = all.ok_or_else(|| format!("`{}` has no parts", call.name()))?;
@@ -374,7 +381,7 @@ fn part(
         ));
     }
     let laid_out = match call {
-        Op::OnePass(_) => shape_proto(shape, &row_major(shape.rank())),
+        Op::OnePass(_) | Op::KernelAttention(_) => shape_proto(shape, &row_major(shape.rank())),
         _ => cudnn::result(shape),
     };
     Ok(HloInstructionProto {

@@ -4,10 +4,11 @@
 use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing};
 use xtrain_graphs::Shape;
-use xtrain_graphs::op::{Binary, KernelMatmul, OnePass, PassForm, Step, Unary};
+use xtrain_graphs::op::{Binary, KernelAttention, KernelMatmul, OnePass, PassForm, Step, Unary};
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
 const MATMUL: &str = "xtrain.matmul.1";
+const ATTENTION: &str = "xtrain.attention.1";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 
 /// The instruction of a matmul, complete but for its id, name, operands and metadata.
@@ -28,6 +29,49 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
         custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
         backend_config: config.into_bytes(),
         // Or layout assignment could turn what the kernel reads.
+        constrain_layout: true,
+        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
+        ..Default::default()
+    }
+}
+
+/// The instruction of an attention or of its gradients, complete but for its id, name, operands and
+/// metadata.
+pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstructionProto {
+    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
+    let bits = |value: f64| (value as f32).to_bits();
+    let layouts = call.operands.iter().flat_map(|layout| {
+        let [b, h, t] = layout.strides;
+        [layout.offset, b, h, t]
+    });
+    let of = &call.of;
+    let config = format!(
+        "{{kernel = {} : i64, sizes = {}, layouts = {}, masks = {}, dropout = {}, numbers = {}}}",
+        call.kernel.number(),
+        array(&call.sizes),
+        array(&layouts.collect::<Vec<usize>>()),
+        array(&[
+            u32::from(of.causal),
+            of.window.unwrap_or(0),
+            u32::from(of.key_mask)
+        ]),
+        array(&[u32::from(of.dropout.is_some()), call.threshold, call.stream]),
+        array(&[
+            bits(of.scale.get()),
+            bits(of.soft_cap.map_or(0.0, |cap| cap.get())),
+            bits(of.dropout.map_or(1.0, |rate| 1.0 / (1.0 - rate.get()))),
+        ]),
+    );
+    let results: Vec<_> = call.result_shapes().iter().map(dense).collect();
+    HloInstructionProto {
+        opcode: "custom-call".into(),
+        shape: Some(match call.is_backward() {
+            true => tuple(results),
+            false => dense(&call.result_shapes()[0]),
+        }),
+        custom_call_target: ATTENTION.into(),
+        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
+        backend_config: config.into_bytes(),
         constrain_layout: true,
         operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
         ..Default::default()

@@ -209,6 +209,181 @@ bool TestPass(std::mt19937& random) {
   return ok;
 }
 
+// Attention with its gradients beside the same in f64: every mask, grouped heads, soft caps, dropout by the same generator,
+// ragged sizes, heads side by side or apart; the same bits with any number of threads.
+uint32_t ThreefryWord(const uint32_t* key, uint32_t stream, uint32_t counter) {
+  const uint32_t keys[] = {key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau};
+  const int rotations[] = {13, 15, 26, 6, 17, 29, 16, 24};
+  uint32_t x0 = counter + keys[0], x1 = keys[1] + stream;
+  for (uint32_t round = 0; round < 13; ++round) {
+    x0 += x1;
+    x1 = (x1 << rotations[round % 8] | x1 >> (32 - rotations[round % 8])) ^ x0;
+    if (round % 4 == 3) x0 += keys[(round / 4 + 1) % 3], x1 += keys[(round / 4 + 2) % 3] + round / 4 + 1;
+  }
+  return x0;
+}
+
+struct HeadsArray {
+  Operand values;
+  std::vector<char> results;
+  int64_t strides[3];
+  int64_t heads, rows, width;
+
+  int64_t Offset(int64_t b, int64_t h, int64_t t) const { return b * strides[0] + h * strides[1] + t * strides[2]; }
+  Heads Of(bool result) {
+    char* data = result ? results.data() : values.bytes.data();
+    return {data, {strides[0], strides[1], strides[2]}};
+  }
+};
+
+void RunAttention(const AttentionImplementation& kernel, const Attention& x, bool is_backward, int threads) {
+  const AttentionPlan plan = kernel.plan(x, is_backward);
+  AttentionSums sums = {std::vector<float>(plan.chunks > 1 && is_backward ? plan.parts * plan.sums : 0),
+                        std::vector<std::atomic<int64_t>>(plan.parts / plan.chunks)};
+  std::atomic<int64_t> next{0};
+  const auto work = [&] { is_backward ? kernel.backward(x, plan, sums, next) : kernel.forward(x, plan, next); };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+bool TestAttention(const Named& named, const Implementation& implementation, std::mt19937& random, int number) {
+  const auto up_to = [&](int64_t most) { return static_cast<int64_t>(1 + random() % most); };
+  const AttentionImplementation& kernel = implementation.attention;
+  Attention x = {};
+  x.is_bf16 = named.is_bf16;
+  x.batch = up_to(3), x.kv_heads = up_to(3), x.heads = x.kv_heads * up_to(3);
+  const int64_t long_side = number % 9 == 0 ? 700 : 200;
+  x.queries = up_to(long_side), x.keys = random() % 3 ? x.queries : up_to(long_side), x.width = up_to(number % 4 ? 80 : 200);
+  x.scale = 1 / std::sqrt(static_cast<float>(x.width));
+  x.soft_cap = random() % 4 == 0 ? 1.5f : 0;
+  x.is_causal = random() % 2;
+  if (random() % 3 == 0 && x.queries <= x.keys) x.window = up_to(x.keys + 5);
+  std::vector<uint8_t> mask(x.batch * x.keys);
+  for (int64_t i = 0; i < static_cast<int64_t>(mask.size()); ++i) mask[i] = random() % 8 != 0 && (number % 5 || i % x.keys > x.keys / 3);
+  if (random() % 8 == 0) std::fill_n(mask.begin(), x.keys, 0);
+  if (random() % 2) x.key_mask = mask.data();
+  const double rate = 0.3;
+  if (random() % 2) {
+    x.dropout = {true, static_cast<uint32_t>(rate * 4294967296.0), static_cast<uint32_t>(random()), {static_cast<uint32_t>(random()), 7, static_cast<uint32_t>(random() % 3)}, static_cast<float>(1 / (1 - rate))};
+  }
+  const auto make = [&](int64_t heads, int64_t rows) {
+    HeadsArray array;
+    array.heads = heads, array.rows = rows, array.width = x.width;
+    const int64_t pad = random() % 2 ? 5 : 0;
+    if (random() % 2) {
+      array.strides[2] = heads * x.width + pad, array.strides[1] = x.width, array.strides[0] = rows * array.strides[2];
+    } else {
+      array.strides[2] = x.width + pad, array.strides[1] = rows * array.strides[2], array.strides[0] = heads * array.strides[1];
+    }
+    const int64_t size = x.batch * array.strides[0] + kGuard;
+    array.values = Numbers(random, size, x.is_bf16, x.is_bf16, false);
+    array.results.assign(size * (x.is_bf16 ? 2 : 4), kUntouched);
+    return array;
+  };
+  HeadsArray q = make(x.heads, x.queries), k = make(x.kv_heads, x.keys), v = make(x.kv_heads, x.keys);
+  HeadsArray out = make(x.heads, x.queries), dy = make(x.heads, x.queries);
+  x.q = q.Of(false), x.k = k.Of(false), x.v = v.Of(false), x.dy = dy.Of(false);
+  x.out = out.Of(true), x.dq = q.Of(true), x.dk = k.Of(true), x.dv = v.Of(true);
+  const int threads = static_cast<int>(up_to(8));
+  RunAttention(kernel, x, false, threads);
+  RunAttention(kernel, x, true, threads);
+
+  std::vector<double> want_out(out.values.numbers.size()), want_dq(q.values.numbers.size()), want_dk(k.values.numbers.size()), want_dv(v.values.numbers.size());
+  std::vector<double> s(x.keys), p(x.keys), dp(x.keys), bend(x.keys);
+  std::vector<char> sees(x.keys), keep(x.keys);
+  for (int64_t b = 0; b < x.batch; ++b) {
+    for (int64_t h = 0; h < x.heads; ++h) {
+      const int64_t kv = h / (x.heads / x.kv_heads);
+      for (int64_t t = 0; t < x.queries; ++t) {
+        const float* query = &q.values.numbers[q.Offset(b, h, t)];
+        const float* grad = &dy.values.numbers[dy.Offset(b, h, t)];
+        double most = -1e300, sum = 0, projected = 0;
+        for (int64_t key = 0; key < x.keys; ++key) {
+          s[key] = 0, bend[key] = 1;
+          for (int64_t d = 0; d < x.width; ++d) s[key] += static_cast<double>(query[d]) * k.values.numbers[k.Offset(b, kv, key) + d];
+          s[key] *= x.scale;
+          if (x.soft_cap > 0) {
+            const double tanh = std::tanh(s[key] / x.soft_cap);
+            s[key] = x.soft_cap * tanh, bend[key] = 1 - tanh * tanh;
+          }
+          const bool past = !x.is_causal || t >= key;
+          const bool near = x.window == 0 || (key > t - x.window && (x.is_causal || key < t + x.window));
+          const bool counts = x.key_mask == nullptr || mask[b * x.keys + key];
+          sees[key] = past && near && counts;
+          const bool once = x.window != 0 && x.key_mask != nullptr && ((past && near) || (past && counts));
+          if (!sees[key]) s[key] = once ? -1e38 : -2e38;
+          most = std::max(most, s[key]);
+        }
+        for (int64_t key = 0; key < x.keys; ++key) sum += p[key] = std::exp(s[key] - most);
+        for (int64_t key = 0; key < x.keys; ++key) {
+          p[key] /= sum, dp[key] = 0;
+          const uint32_t index = static_cast<uint32_t>((((x.dropout.key[2] * x.batch + b) * x.heads + h) * x.queries + t) * x.keys + key);
+          keep[key] = !x.dropout.is_on || ThreefryWord(x.dropout.key, x.dropout.stream, index) >= x.dropout.threshold;
+          const double by = !x.dropout.is_on ? 1 : keep[key] ? x.dropout.scale : 0;
+          for (int64_t d = 0; d < x.width; ++d) {
+            const double value = v.values.numbers[v.Offset(b, kv, key) + d];
+            want_out[out.Offset(b, h, t) + d] += by * p[key] * value;
+            dp[key] += by * grad[d] * value;
+            want_dv[v.Offset(b, kv, key) + d] += by * p[key] * grad[d];
+          }
+          projected += dp[key] * p[key];
+        }
+        for (int64_t key = 0; key < x.keys; ++key) {
+          const double ds = sees[key] ? x.scale * bend[key] * p[key] * (dp[key] - projected) : 0;
+          for (int64_t d = 0; d < x.width; ++d) {
+            want_dq[q.Offset(b, h, t) + d] += ds * k.values.numbers[k.Offset(b, kv, key) + d];
+            want_dk[k.Offset(b, kv, key) + d] += ds * query[d];
+          }
+        }
+      }
+    }
+  }
+  bool ok = true;
+  const auto compare = [&](const char* what, const HeadsArray& array, const std::vector<double>& want) {
+    const int64_t bytes = x.is_bf16 ? 2 : 4;
+    std::vector<char> written(want.size());
+    double worst = 0, size = 0;
+    for (int64_t b = 0; b < x.batch; ++b) {
+      for (int64_t h = 0; h < array.heads; ++h) {
+        for (int64_t t = 0; t < array.rows; ++t) {
+          for (int64_t d = 0; d < x.width; ++d) {
+            const int64_t i = array.Offset(b, h, t) + d;
+            float got = 0;
+            uint16_t low = 0;
+            std::memcpy(x.is_bf16 ? static_cast<void*>(&low) : &got, &array.results[i * bytes], bytes);
+            if (x.is_bf16) got = FromBf16(low);
+            written[i] = 1;
+            worst = std::isfinite(got) ? std::max(worst, std::fabs(got - want[i])) : 1e9;
+            size = std::max(size, std::fabs(want[i]));
+          }
+        }
+      }
+    }
+    bool inside = true;
+    for (size_t i = 0; i < want.size(); ++i) {
+      for (int64_t byte = 0; byte < bytes && !written[i]; ++byte) inside = inside && array.results[i * bytes + byte] == kUntouched;
+    }
+    const double allowed = (x.is_bf16 ? 2e-2 : 2e-6) * std::max(size, 0.05);
+    if (worst <= allowed && inside) return;
+    ok = false;
+    std::printf("%s: attention %d, %s: error %g of %g%s; B %ld H %ld K %ld T %ld S %ld D %ld causal %d window %ld mask %d dropout %d cap %g\n", named.name,
+                number, what, worst, size, inside ? "" : ", written outside", long(x.batch), long(x.heads), long(x.kv_heads), long(x.queries),
+                long(x.keys), long(x.width), x.is_causal, long(x.window), x.key_mask != nullptr, x.dropout.is_on, x.soft_cap);
+  };
+  compare("out", out, want_out);
+  compare("dq", q, want_dq);
+  compare("dk", k, want_dk);
+  compare("dv", v, want_dv);
+  const std::vector<std::vector<char>> first = {out.results, q.results, k.results, v.results};
+  RunAttention(kernel, x, false, 1 + threads % 8);
+  RunAttention(kernel, x, true, 1 + threads % 8);
+  const bool same = first == std::vector<std::vector<char>>{out.results, q.results, k.results, v.results};
+  if (!same) std::printf("%s: attention %d: other bits with another number of threads\n", named.name, number);
+  return ok && same;
+}
+
 int Test(int cases, int side) {
   std::mt19937 random(19);
   int failed = 0;
@@ -216,6 +391,7 @@ int Test(int cases, int side) {
     for (const Named& named : kKernels) {
       const Implementation* kernel = Find(named.kernel);
       if (kernel != nullptr && !TestOne(named, *kernel, random, number, side)) ++failed;
+      if (kernel != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
     if (!TestPass(random)) ++failed;
   }
@@ -256,6 +432,32 @@ int Bench(int threads) {
       std::printf("%-10s %6ld %6ld %6ld%s%s  best %5.0f median %5.0f GFLOP/s\n", named.name, long(s.m), long(s.n), long(s.k),
                   s.at ? " At" : "", s.bt ? " Bt" : "", flops * threads / times[0] / 1e9,
                   flops * threads / times[times.size() / 2] / 1e9);
+    }
+  }
+  for (const Named& named : kKernels) {
+    const Implementation* kernel = Find(named.kernel);
+    // B, H, K, T, D.
+    constexpr int64_t kHeads[][5] = {{8, 6, 6, 256, 64}, {4, 12, 12, 128, 64}, {2, 12, 12, 512, 64}, {2, 12, 12, 1024, 64}, {1, 8, 2, 4096, 64}};
+    for (const auto& [b, h, kv, t, d] : kHeads) {
+      if (kernel == nullptr) continue;
+      const int64_t size = b * h * t * d;
+      std::vector<std::vector<float>> arrays(8, std::vector<float>(size, 0.01f));
+      const auto heads = [&](int i, int64_t n) { return Heads{arrays[i].data(), {t * n * d, d, n * d}}; };
+      Attention x = {named.is_bf16, b, h, kv, t, t, d, heads(0, h), heads(1, kv), heads(2, kv), 0.125f, 0, true, 0, nullptr, {},
+                     heads(3, h), heads(4, h), heads(5, h), heads(6, kv), heads(7, kv)};
+      for (const bool is_backward : {false, true}) {
+        std::vector<double> times;
+        for (int i = 0; i < 20; ++i) {
+          const double begin = ProcessorTime();
+          RunAttention(kernel->attention, x, is_backward, threads);
+          times.push_back(ProcessorTime() - begin);
+        }
+        std::sort(times.begin(), times.end());
+        const double flops = (is_backward ? 10.0 : 4.0) * b * h * t * t * d / 2;
+        std::printf("%-10s attention %s B %ld H %ld K %ld T %ld D %ld: %.2f ms a thread, %.0f GFLOP/s\n", named.name,
+                    is_backward ? "backward" : "forward ", long(b), long(h), long(kv), long(t), long(d), times[times.size() / 2] * 1e3 / threads,
+                    flops * threads / times[times.size() / 2] / 1e9);
+      }
     }
   }
   return 0;

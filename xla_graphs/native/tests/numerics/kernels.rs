@@ -4,8 +4,8 @@
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
-use xtrain_graphs::op::{CpuKernel, DotDims, Op};
-use xtrain_graphs::{CpuKernels, DType, Graph, Target, Tensor, passes};
+use xtrain_graphs::op::{Attention, CpuKernel, DotDims, F64, Op};
+use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
 /// Those of this processor; `None` if it has none.
 fn target() -> Option<CpuKernels> {
@@ -136,7 +136,7 @@ fn what_stands_around_a_dot_goes_into_its_call() {
     let kernels = CpuKernels {
         bf16: Some(CpuKernel::AmxBf16),
         f32: Some(CpuKernel::Avx512F32),
-        one_pass: false,
+        ..CpuKernels::default()
     };
     let mut rng = Rng(1);
     // Attention's product: [B, T, H, D] twice, turned to [B, H, T, D] before and back after it.
@@ -345,6 +345,150 @@ fn sweep_of_shapes() {
         for class in ["plain", "transposed", "heads", "vocabulary"] {
             let prefix = format!("{name} {class}");
             println!("{prefix}: {:.2}", mean(&|line| line.starts_with(&prefix)));
+        }
+    }
+}
+
+/// An attention and the sizes B, H, K, T, S, D that it is over.
+fn attentions() -> Vec<(Attention, [usize; 6])> {
+    let plain = Attention {
+        scale: F64::new(0.3),
+        causal: false,
+        window: None,
+        key_mask: false,
+        dropout: None,
+        soft_cap: None,
+    };
+    let causal = Attention {
+        causal: true,
+        ..plain
+    };
+    let masked = Attention {
+        key_mask: true,
+        ..plain
+    };
+    let dropping = Some(F64::new(0.2));
+    vec![
+        (plain, [2, 3, 3, 33, 47, 20]),
+        (causal, [1, 4, 2, 130, 130, 64]),
+        (masked, [3, 2, 1, 40, 40, 8]),
+        (
+            Attention {
+                dropout: dropping,
+                ..causal
+            },
+            [2, 2, 2, 70, 70, 16],
+        ),
+        (
+            Attention {
+                dropout: dropping,
+                causal: true,
+                window: Some(9),
+                ..masked
+            },
+            [2, 4, 1, 61, 61, 33],
+        ),
+        (
+            Attention {
+                window: Some(5),
+                soft_cap: Some(F64::new(2.0)),
+                ..plain
+            },
+            [1, 2, 2, 100, 100, 24],
+        ),
+    ]
+}
+
+/// Output and gradients of an attention over heads side by side in one array, as GPT-2's projection
+/// leaves them, where sizes allow that; else over three arrays.
+fn attention_graph(
+    of: Attention,
+    sizes: [usize; 6],
+    x: &[Tensor],
+) -> xtrain_graphs::Result<Vec<Tensor>> {
+    let [b, h, kv_heads, t, s, d] = sizes;
+    let split = |x: &Tensor, heads: usize, rows: usize| {
+        x.reshape(&[b, rows, heads, d])?.transpose(&[0, 2, 1, 3])
+    };
+    let (q, k, v) = match &x[..x.len() - 2] {
+        [all] => {
+            let part = |i: usize| split(&all.slice_dim(1, i * h * d, (i + 1) * h * d)?, h, t);
+            (part(0)?, part(1)?, part(2)?)
+        }
+        [q, k, v] => (
+            split(q, h, t)?,
+            split(k, kv_heads, s)?,
+            split(v, kv_heads, s)?,
+        ),
+        _ => unreachable!(),
+    };
+    let [mask, key] = &x[x.len() - 2..] else {
+        unreachable!()
+    };
+    let keep = match of.dropout {
+        Some(rate) => DropoutRng::keyed(key.clone()).keep_mask(&[b, h, t, s], rate.get())?,
+        None => None,
+    };
+    let out = q.attention(&k, &v, of.key_mask.then_some(mask), keep.as_ref(), of)?;
+    let weights = q.trace().iota(DType::F32, &[d], 0)?.cos()?;
+    let loss = out.convert(DType::F32)?.mul(&weights)?.sum_all()?;
+    let mut results = vec![out.convert(DType::F32)?];
+    for grad in backward(&loss, &x[..x.len() - 2])? {
+        results.push(grad.convert(DType::F32)?);
+    }
+    Ok(results)
+}
+
+/// Attention and its gradients by one call each are those of the operations that define it: every
+/// mask, heads that share keys, dropout with the same mask, rows that see no key.
+#[test]
+fn attention_by_a_call_is_attention() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(23);
+    for (of, sizes) in attentions() {
+        let [b, h, kv_heads, t, s, d] = sizes;
+        for (kernel, dtype) in [(kernels.f32, DType::F32), (kernels.bf16, DType::BF16)] {
+            if kernel.is_none() {
+                continue;
+            }
+            let mut arguments: Vec<Value> = if h == kv_heads && t == s {
+                vec![values(&mut rng, dtype, &[b * t, 3 * h * d])]
+            } else {
+                let kv = [b * s, kv_heads * d];
+                [[b * t, h * d], kv, kv]
+                    .map(|dims| values(&mut rng, dtype, &dims))
+                    .into()
+            };
+            // The first keys of each row do not count: with a causal mask some queries see none.
+            let mask: Vec<f64> = (0..b * s).map(|i| f64::from(i % s > 2 + i / s)).collect();
+            arguments.push(Value::new(DType::Pred, &[b, s], &mask));
+            arguments.push(Value::new(DType::U32, &[2], &[7.0, 3.0]));
+            let graph = trace(&arguments, |_, x| attention_graph(of, sizes, x)).unwrap();
+            let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
+            let calls = |is: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| is(&n.op)).count();
+            assert_eq!(
+                calls(|op| matches!(op, Op::KernelAttention(_))),
+                2,
+                "{of:?}"
+            );
+            assert_eq!(
+                calls(|op| matches!(op, Op::Dot { .. } | Op::KernelMatmul(_))),
+                0
+            );
+            let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            let tolerance = if dtype == DType::BF16 { 3e-2 } else { 2e-5 };
+            for (got, want) in got.iter().zip(&want) {
+                let most = want
+                    .numbers()
+                    .iter()
+                    .fold(0.1f64, |most, x| most.max(x.abs()));
+                let scaled = |value: &Value| -> Vec<f64> {
+                    value.numbers().iter().map(|x| x / most).collect()
+                };
+                assert_close(&scaled(got), &scaled(want), tolerance);
+            }
         }
     }
 }

@@ -1,0 +1,193 @@
+//! Attention as one call of the CPU plugin's, forward and backward (`native/cpp/kernels/attention.h`):
+//! the scores are never an array, what a causal mask or a window hides is not computed, and
+//! dropout is drawn inside, by the same generator as everywhere else (`dropout.rs`), so that masks
+//! are the same.
+//!
+//! The call reads queries, keys and values where a projection wrote them, even the three side by
+//! side, and writes `[B, T, H, D]`, which is what the next projection reads.
+
+use super::dropout;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
+use crate::ops::rule::{Inferred, expect};
+use crate::shape::Shape;
+use crate::target::Target;
+use crate::trace::Tensor;
+
+/// Between `[B, H, T, D]` and `[B, T, H, D]`.
+const TURN: [usize; 4] = [0, 2, 1, 3];
+
+/// Where an attention's dropout mask comes from.
+pub(crate) struct MaskSource {
+    /// Each attention's own; 0 if it drops nothing.
+    pub stream: u32,
+    /// The key, if the mask is [`crate::DropoutRng::keep_mask`]'s for this rate and these dimensions.
+    pub key: Option<Tensor>,
+}
+
+/// The kernel that computes this attention over `q` and `k` (`[B, H, T, D]`, `[B, K, S, D]`);
+/// `None` where it is better off, or only defined, as operations.
+pub(crate) fn kernel(
+    attention: &Attention,
+    q: &Shape,
+    k: &Shape,
+    mask: &MaskSource,
+    target: Target,
+) -> Option<CpuKernel> {
+    let Target::Cpu(kernels) = target else {
+        return None;
+    };
+    if !kernels.attention {
+        return None;
+    }
+    let kernel = match q.dtype {
+        DType::F32 => kernels.f32?,
+        DType::BF16 => kernels.bf16?,
+        _ => return None,
+    };
+    let [b, h, t, d] = [0, 1, 2, 3].map(|dim| q.dims[dim]);
+    let s = k.dims[2];
+    let draws = attention.dropout.is_none()
+        || (mask.key.is_some() && b * h * t * s <= dropout::MOST_ELEMENTS);
+    // Elsewhere a query may see no key at all without a mask.
+    let sees = attention.window.is_none_or(|window| window > 0 && t <= s);
+    let pays = t >= 16 && s >= 16 && d > 0 && b > 0;
+    (draws && sees && pays).then_some(kernel)
+}
+
+/// `x`, `[B, H, T, D]`, as an operand of a call: what it is made from, and how it lies there.
+fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
+    let operand = |x: &Tensor| x.trace().tensor(x.node().operands[0]);
+    let mut base = x.clone();
+    // Dimension i of x is dimension map[i] of the base.
+    let mut map = [0, 1, 2, 3];
+    while let Op::Transpose(perm) = base.node().op {
+        map = map.map(|dim| perm[dim]);
+        base = operand(&base);
+    }
+    if map[3] != 3 {
+        return (x.clone(), HeadLayout::plain(x.dims()));
+    }
+    // Strides and offset of the base in what it is a part of: columns of a matrix, by rows of
+    // B x T.
+    let dims = [0, 1, 2, 3].map(|dim| base.dims()[dim]);
+    let columns = dims[2] * dims[3];
+    let mut strides = [dims[1] * columns, columns, dims[3]];
+    let mut offset = 0;
+    if let Op::Reshape(_) = base.node().op {
+        let matrix = operand(&base);
+        if let Op::Slice { starts, .. } = matrix.node().op
+            && matrix.dims() == [dims[0] * dims[1], columns]
+            && starts[0] == 0
+            && operand(&matrix).dims()[0] == matrix.dims()[0]
+        {
+            base = operand(&matrix);
+            strides[0] = dims[1] * base.dims()[1];
+            strides[1] = base.dims()[1];
+            offset = starts[1];
+        }
+    }
+    let layout = HeadLayout {
+        offset,
+        strides: [map[0], map[1], map[2]].map(|dim| strides[dim]),
+    };
+    (base, layout)
+}
+
+/// Records a call; its results are `[B, T, H, D]`.
+fn call(
+    attention: &Attention,
+    kernel: CpuKernel,
+    operands: &[Tensor],
+    dy: Option<&Tensor>,
+    mask: &MaskSource,
+) -> Result<Tensor> {
+    let (q, k) = (operands[0].dims(), operands[1].dims());
+    let arrays = operands[..3].iter().chain(dy).map(strided);
+    let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
+    if attention.key_mask {
+        all.push(operands[3].clone());
+    }
+    if let (Some(_), Some(key)) = (attention.dropout, &mask.key) {
+        all.push(key.clone());
+    }
+    let of = KernelAttention {
+        kernel,
+        of: *attention,
+        stream: mask.stream,
+        threshold: attention
+            .dropout
+            .map_or(0, |rate| dropout::threshold(rate.get())),
+        sizes: [q[0], q[1], k[1], q[2], k[2], q[3]],
+        dtype: operands[0].dtype(),
+        operands: layouts,
+    };
+    let trace = all[0].trace().clone();
+    trace.record(
+        Op::KernelAttention(Box::new(of)),
+        &all.iter().collect::<Vec<&Tensor>>(),
+    )
+}
+
+pub(crate) fn expand(
+    attention: &Attention,
+    kernel: CpuKernel,
+    operands: &[Tensor],
+    mask: &MaskSource,
+) -> Result<Tensor> {
+    call(attention, kernel, operands, None, mask)?.transpose(&TURN)
+}
+
+/// `operands`: the attention's and then the gradient of its result. Recorded for each of them, the
+/// call is one.
+pub(crate) fn expand_grad(
+    attention: &Attention,
+    kernel: CpuKernel,
+    operand: AttentionOperand,
+    operands: &[Tensor],
+    mask: &MaskSource,
+) -> Result<Tensor> {
+    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
+    let call = call(attention, kernel, operands, Some(dy), mask)?;
+    let index = operand as usize;
+    let node = call.node();
+    let Op::KernelAttention(of) = &node.op else {
+        unreachable!("recorded above");
+    };
+    let part = Op::GetTupleElement {
+        index,
+        shape: of.result_shapes().swap_remove(index),
+    };
+    call.trace().record(part, &[&call])?.transpose(&TURN)
+}
+
+/// The call's first result stands for it.
+pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
+    let [b, h, kv_heads, t, s, d] = call.sizes;
+    let is_dropping = call.of.dropout.is_some();
+    let arrays = call.operands.len();
+    let count = arrays + usize::from(call.of.key_mask) + usize::from(is_dropping);
+    if !matches!(arrays, 3 | 4) || operands.len() != count {
+        return Err(format!("takes {count} operands, got {}", operands.len()));
+    }
+    if kv_heads == 0 || !h.is_multiple_of(kv_heads) || [b, t, s, d].contains(&0) {
+        return Err(format!("has no heads of sizes {:?}", call.sizes));
+    }
+    let dims = [[b, h, t], [b, kv_heads, s], [b, kv_heads, s], [b, h, t]];
+    for ((layout, dims), operand) in call.operands.iter().zip(dims).zip(operands) {
+        let last: usize = (dims.iter().zip(layout.strides))
+            .map(|(&size, stride)| (size - 1) * stride)
+            .sum();
+        if operand.dtype != call.dtype || layout.offset + last + d > operand.elements() {
+            return Err(format!("{operand} does not hold {dims:?} heads of {d}"));
+        }
+    }
+    if call.of.key_mask {
+        expect("the key mask", operands[arrays], DType::Pred, &[b, s])?;
+    }
+    if is_dropping {
+        dropout::infer_bits(operands[count - 1], &[])?;
+    }
+    Ok(call.result_shapes().swap_remove(0))
+}
