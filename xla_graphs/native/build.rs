@@ -64,7 +64,8 @@ fn build_kernels() {
     ];
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         units.extend([
-            ("avx512_f32", &AVX512[..]),
+            ("avx2_f32", &["-mavx2", "-mfma"][..]),
+            ("avx512_f32", &AVX512),
             ("avx512_bf16", &pairs),
             ("amx_bf16", &amx),
             ("one_pass_avx2", &pass_avx2),

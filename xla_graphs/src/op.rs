@@ -163,21 +163,24 @@ pub enum CpuKernel {
     Avx512F32,
     /// Products of pairs of bf16 on AVX-512; f32 operands are rounded.
     Avx512Bf16,
+    /// Products of f32 on AVX2.
+    Avx2F32,
 }
 
 impl CpuKernel {
     /// All of them; of one type the best first.
-    pub const ALL: [CpuKernel; 3] = [
+    pub const ALL: [CpuKernel; 4] = [
         CpuKernel::AmxBf16,
         CpuKernel::Avx512Bf16,
         CpuKernel::Avx512F32,
+        CpuKernel::Avx2F32,
     ];
 
     /// The type of the products: bf16 or f32. A kernel for bf16 takes and gives f32 too.
     pub fn dtype(self) -> DType {
         match self {
             CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 => DType::BF16,
-            CpuKernel::Avx512F32 => DType::F32,
+            CpuKernel::Avx512F32 | CpuKernel::Avx2F32 => DType::F32,
         }
     }
 
@@ -187,6 +190,7 @@ impl CpuKernel {
             CpuKernel::AmxBf16 => 0,
             CpuKernel::Avx512F32 => 1,
             CpuKernel::Avx512Bf16 => 2,
+            CpuKernel::Avx2F32 => 3,
         }
     }
 
@@ -197,7 +201,13 @@ impl CpuKernel {
             CpuKernel::AmxBf16 => "amx-bf16-1",
             CpuKernel::Avx512F32 => "avx512-f32-1",
             CpuKernel::Avx512Bf16 => "avx512-bf16-1",
+            CpuKernel::Avx2F32 => "avx2-f32-1",
         }
+    }
+
+    /// Whether attention is built on it.
+    pub fn has_attention(self) -> bool {
+        self != CpuKernel::Avx2F32
     }
 }
 

@@ -27,6 +27,9 @@
 
 #include "attention.h"
 #include "flush.h"
+#include "pack_avx512.h"
+
+// After the packing.
 #include "gemm.h"
 
 namespace xtrain::kernels {
@@ -141,19 +144,9 @@ struct AttentionLoops {
     return plan;
   }
 
-  // Packed operands: panel by panel, `words` of k each.
-  struct Packed {
-    uint32_t* data;
-    int64_t panel;  // words of one
-  };
-
   template <class O>
   static void PackTo(bool is_bf16, const Source& source, int64_t r0, int64_t panels, int64_t k_words, uint32_t* to) {
-    if (K::kPairs && is_bf16) {
-      Pack<O, K::kPairs, true>(source, r0, panels, 0, k_words, to);
-    } else {
-      Pack<O, K::kPairs, false>(source, r0, panels, 0, k_words, to);
-    }
+    Gemm<K>::template PackAs<O>(is_bf16, source, r0, panels, 0, k_words, to);
   }
 
   // A head's rows as an operand whose k is D, or (`Down`) whose k is the rows.

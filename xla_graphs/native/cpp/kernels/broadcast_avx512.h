@@ -11,6 +11,9 @@
 #ifndef XTRAIN_CPP_KERNELS_BROADCAST_AVX512_H_
 #define XTRAIN_CPP_KERNELS_BROADCAST_AVX512_H_
 
+#include "pack_avx512.h"
+
+// After the packing.
 #include "gemm.h"
 
 namespace xtrain::kernels {

@@ -91,6 +91,8 @@ bool IsBf16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi:
 
 bool IsFloat(const ffi::AnyBuffer& buffer) { return IsBf16(buffer) || buffer.element_type() == ffi::DataType::F32; }
 
+bool IsF32Only(Kernel kernel) { return kernel == Kernel::kAvx512F32 || kernel == Kernel::kAvx2F32; }
+
 // Whether all elements that these strides reach are in the buffer.
 bool Holds(const ffi::AnyBuffer& buffer, const std::array<int64_t, 4>& sizes, const int64_t* strides) {
   int64_t last = 0;
@@ -116,7 +118,7 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
   x.batch[0] = sizes[0], x.batch[1] = sizes[1], x.m = sizes[2], x.n = sizes[3], x.k = sizes[4];
   for (int d = 0; d < 4; ++d) x.a_strides[d] = a_strides[d], x.b_strides[d] = b_strides[d], x.c_strides[d] = c_strides[d];
   if (!IsFloat(a) || !IsFloat(b) || !IsFloat(*c)) return invalid("an operand is neither f32 nor bf16");
-  if (static_cast<Kernel>(kernel) == Kernel::kAvx512F32 && (x.a_bf16 || x.b_bf16 || x.c_bf16)) return invalid("the kernel is for f32");
+  if (IsF32Only(static_cast<Kernel>(kernel)) && (x.a_bf16 || x.b_bf16 || x.c_bf16)) return invalid("the kernel is for f32");
   const bool contiguous = (x.a_strides[2] == 1 || x.a_strides[3] == 1) && (x.b_strides[2] == 1 || x.b_strides[3] == 1) &&
                           x.c_strides[3] == 1;
   if (!contiguous || !Holds(a, {x.batch[0], x.batch[1], x.m, x.k}, x.a_strides) ||
@@ -180,7 +182,8 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
       return invalid("the strides do not fit the operands");
     }
   }
-  if (x.is_bf16 == (static_cast<Kernel>(kernel) == Kernel::kAvx512F32)) return invalid("the kernel is for another type");
+  if (x.is_bf16 == IsF32Only(static_cast<Kernel>(kernel))) return invalid("the kernel is for another type");
+  if (implementation->attention.plan == nullptr) return invalid("the kernel has no attention");
   if (masks[2] != 0) {
     const auto mask = operands.get<ffi::AnyBuffer>(arrays);
     if (mask.has_error() || mask->element_type() != ffi::DataType::PRED || static_cast<int64_t>(mask->element_count()) != x.batch * x.keys) {

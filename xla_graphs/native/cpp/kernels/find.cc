@@ -27,6 +27,7 @@ const Implementation* Find(Kernel kernel) {
                                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   static const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
   static const bool has_tiles = has_pairs && HasTiles();
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   switch (kernel) {
     case Kernel::kAmxBf16:
       return has_tiles ? &kAmxBf16 : nullptr;
@@ -34,6 +35,8 @@ const Implementation* Find(Kernel kernel) {
       return has_avx512 ? &kAvx512F32 : nullptr;
     case Kernel::kAvx512Bf16:
       return has_pairs ? &kAvx512Bf16 : nullptr;
+    case Kernel::kAvx2F32:
+      return has_avx2 ? &kAvx2F32 : nullptr;
   }
   return nullptr;
 }

@@ -1,4 +1,5 @@
-// The loops around a kernel, the same for each. Included by each kernel's own translation unit, as pack_avx512.h is.
+// The loops around a kernel, the same for each. Included by each kernel's own translation unit, after the packing of its
+// instruction set (pack_avx512.h or pack_avx2.h).
 //
 // A part of C, mt x nt, belongs to one thread. Its loops, from the outside in:
 //
@@ -16,7 +17,7 @@
 #define XTRAIN_CPP_KERNELS_GEMM_H_
 
 #include "matmul.h"
-#include "pack_avx512.h"
+#include "pack.h"
 
 namespace xtrain::kernels {
 namespace {
@@ -27,18 +28,6 @@ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t Even(int64_t size, int64_t most, int64_t unit) {
   const int64_t pieces = CeilDiv(size, std::max(most, unit));
   return CeilDiv(CeilDiv(size, pieces), unit) * unit;
-}
-
-// Stores 16 columns of a row of C.
-inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t offset, __mmask16 mask, __m512 value) {
-  if (x.c_bf16) {
-#ifdef __AVX512BF16__
-    uint16_t* to = static_cast<uint16_t*>(x.c) + offset;
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
-#endif
-  } else {
-    _mm512_mask_storeu_ps(static_cast<float*>(x.c) + offset, mask, value);
-  }
 }
 
 // The lines of C that a kernel will write: asked for before its loop, they are here after it.
@@ -90,20 +79,13 @@ struct Gemm {
     return plan;
   }
 
-  static void PackA(const Matmul& x, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
-    if (K::kPairs && x.a_bf16) {
-      Pack<typename K::A, K::kPairs, true>(s, r0, panels, k0, words, to);
-    } else {
-      Pack<typename K::A, K::kPairs, false>(s, r0, panels, k0, words, to);
+  // `is_bf16`: what is in memory.
+  template <class O>
+  static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+    if constexpr (K::kPairs) {
+      if (is_bf16) return Pack<O, true, true>(s, r0, panels, k0, words, to);
     }
-  }
-
-  static void PackB(const Matmul& x, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
-    if (K::kPairs && x.b_bf16) {
-      Pack<typename K::B, K::kPairs, true>(s, r0, panels, k0, words, to);
-    } else {
-      Pack<typename K::B, K::kPairs, false>(s, r0, panels, k0, words, to);
-    }
+    Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to);
   }
 
   static void Work(const Matmul& x, const Plan& plan, std::atomic<int64_t>& next) {
@@ -133,10 +115,10 @@ struct Gemm {
         const int64_t kc = std::min(plan.kc, words - k0);
         const bool first = k0 == 0, last = k0 + kc >= words;
         const int64_t a_words = K::A::PanelWords(kc), b_words = K::B::PanelWords(kc);
-        PackB(x, sb, n0, b_panels, k0, kc, b);
+        PackAs<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b);
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
-          PackA(x, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
+          PackAs<typename K::A>(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));

@@ -29,7 +29,7 @@ struct Matmul {
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
-enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2 };
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3 };
 
 // How a matmul is divided into parts that any thread may compute.
 struct Plan {
@@ -39,7 +39,7 @@ struct Plan {
 };
 
 // One kernel: `plan` for this many threads, then `work` on each thread, which claims parts from `next` until none is left.
-// Attention is built on the same tile.
+// Attention is built on the same tile; without functions where a kernel has none.
 struct Implementation {
   Plan (*plan)(const Matmul&, int threads);
   void (*work)(const Matmul&, const Plan&, std::atomic<int64_t>& next);
@@ -49,7 +49,7 @@ struct Implementation {
 // The kernel, or null where this processor (or its operating system) cannot execute it.
 const Implementation* Find(Kernel kernel);
 
-extern const Implementation kAmxBf16, kAvx512F32, kAvx512Bf16;
+extern const Implementation kAmxBf16, kAvx512F32, kAvx512Bf16, kAvx2F32;
 
 }  // namespace xtrain::kernels
 

@@ -11,45 +11,23 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <new>
+#include "matmul.h"
+#include "pack.h"
 
 namespace xtrain::kernels {
 namespace {
 
-// Memory that a thread keeps between calls: fresh pages would cost more than small matmuls do.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(data_); }
-
-  // At least this many words, aligned to pages; what was there is lost.
-  uint32_t* Words(int64_t words) {
-    if (words > words_) {
-      std::free(data_);
-      const size_t bytes = (static_cast<size_t>(words) * 4 + 4095) / 4096 * 4096;
-      data_ = static_cast<uint32_t*>(std::aligned_alloc(4096, bytes));
-      if (data_ == nullptr) throw std::bad_alloc();
-      words_ = bytes / 4;
-    }
-    return data_;
+// Stores 16 columns of a row of C.
+inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t offset, __mmask16 mask, __m512 value) {
+  if (x.c_bf16) {
+#ifdef __AVX512BF16__
+    uint16_t* to = static_cast<uint16_t*>(x.c) + offset;
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
+#endif
+  } else {
+    _mm512_mask_storeu_ps(static_cast<float*>(x.c) + offset, mask, value);
   }
-
- private:
-  uint32_t* data_ = nullptr;
-  int64_t words_ = 0;
-};
-
-// One operand of one batch, as (r, k).
-struct Source {
-  const void* data;
-  int64_t r_stride, k_stride;
-  int64_t r_size, k_size;
-};
+}
 
 inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   __m512i t[16];
@@ -75,11 +53,6 @@ inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
     x[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
     x[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
   }
-}
-
-inline uint32_t FirstBits(int64_t count, int64_t most) {
-  count = std::min(std::max<int64_t>(count, 0), most);
-  return count == 32 ? ~0u : (1u << count) - 1;
 }
 
 // Loads of one block, whose masks are made once. kPairs: words are pairs of bf16; else f32 and f32 only. kBf16: what is in

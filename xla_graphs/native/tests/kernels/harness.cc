@@ -29,7 +29,7 @@ struct Named {
   const char* name;
   bool is_bf16;
 };
-constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}};
+constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
 
 uint16_t ToBf16(float x) {
   uint32_t bits;
@@ -365,7 +365,7 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
     for (size_t i = 0; i < want.size(); ++i) {
       for (int64_t byte = 0; byte < bytes && !written[i]; ++byte) inside = inside && array.results[i * bytes + byte] == kUntouched;
     }
-    const double allowed = (x.is_bf16 ? 2e-2 : 2e-6) * std::max(size, 0.05);
+    const double allowed = (x.is_bf16 ? 2e-2 : 5e-6) * std::max(size, 0.05);
     if (worst <= allowed && inside) return;
     ok = false;
     std::printf("%s: attention %d, %s: error %g of %g%s; B %ld H %ld K %ld T %ld S %ld D %ld causal %d window %ld mask %d dropout %d cap %g\n", named.name,
@@ -391,7 +391,7 @@ int Test(int cases, int side) {
     for (const Named& named : kKernels) {
       const Implementation* kernel = Find(named.kernel);
       if (kernel != nullptr && !TestOne(named, *kernel, random, number, side)) ++failed;
-      if (kernel != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
+      if (kernel != nullptr && kernel->attention.plan != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
     if (!TestPass(random)) ++failed;
   }
@@ -439,7 +439,7 @@ int Bench(int threads) {
     // B, H, K, T, D.
     constexpr int64_t kHeads[][5] = {{8, 6, 6, 256, 64}, {4, 12, 12, 128, 64}, {2, 12, 12, 512, 64}, {2, 12, 12, 1024, 64}, {1, 8, 2, 4096, 64}};
     for (const auto& [b, h, kv, t, d] : kHeads) {
-      if (kernel == nullptr) continue;
+      if (kernel == nullptr || kernel->attention.plan == nullptr) continue;
       const int64_t size = b * h * t * d;
       std::vector<std::vector<float>> arrays(8, std::vector<float>(size, 0.01f));
       const auto heads = [&](int i, int64_t n) { return Heads{arrays[i].data(), {t * n * d, d, n * d}}; };
