@@ -119,3 +119,43 @@ fn a_number_of_threads_is_a_compiled_graph_of_its_own() {
     assert_ne!(refused.code, Some(0));
     assert!(refused.stderr.contains("at least 1"), "{}", refused.stderr);
 }
+
+/// `bench --profile` says where a step's time goes: the parts of the model that ran, the kernels
+/// that ran them; `--dropout` is in the step that is measured, and in the call of attention.
+#[test]
+fn a_profile_names_the_parts_of_a_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = |more: &str| -> serde_json::Value {
+        let words = "bench --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=128,n_positions=64,vocab_size=512 --batch 4 \
+                     --seq 64 --steps 2 --warmup 0 --json --cache_dir cache ";
+        let run = xtrain()
+            .dir(dir.path())
+            .args((words.to_string() + more).split_whitespace())
+            .run();
+        run.succeeded();
+        serde_json::from_str(&run.stdout).unwrap()
+    };
+    let (plain, dropping) = (bench(""), bench("--dropout 0.1 --profile"));
+    assert!(plain.get("profile").is_none());
+    assert_ne!(plain["loss_first"], dropping["loss_first"]);
+    let parts = dropping["profile"].as_array().unwrap();
+    let time = |is: &dyn Fn(&str, &str) -> bool| -> f64 {
+        let of = |part: &serde_json::Value| -> Option<f64> {
+            let (scope, kind) = (part["scope"].as_str()?, part["kind"].as_str()?);
+            is(scope, kind).then_some(part["ms"].as_f64()?)
+        };
+        parts.iter().filter_map(of).sum()
+    };
+    for scope in ["h.*.mlp", "h.*.attn", "backward", "optimizer", "lm_head"] {
+        assert!(
+            time(&|part, _| part.contains(scope)) > 0.0,
+            "{scope}: {parts:?}"
+        );
+    }
+    let attention = matches!(Library::open().unwrap().cpu_target(), Target::Cpu(kernels)
+        if kernels.f32.is_some_and(|kernel| kernel.has_attention()));
+    let by_call = time(&|_, kind| kind == "xtrain.attention.1");
+    assert_eq!(by_call > 0.0, attention, "{parts:?}");
+    let eager = bench("--attn_implementation eager --profile");
+    assert!(!eager["profile"].to_string().contains("xtrain.attention"));
+}
