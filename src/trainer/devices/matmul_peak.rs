@@ -1,5 +1,5 @@
-//! The matmul peak: the FLOP/s that the device reaches on one large f32 matmul,
-//! measured, not looked up.
+//! The matmul peak: the FLOP/s that the device reaches on one large matmul in a precision, measured, not
+//! looked up.
 
 use crate::trainer::error::Result;
 use crate::trainer::session::{Recording, Session};
