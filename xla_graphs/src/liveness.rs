@@ -1,25 +1,62 @@
-//! What a graph holds at its peak, estimated on the graph itself: in milliseconds where a compiler
-//! takes half a minute.
+//! Peak memory: what is alive at once, where that is most ([`peak`]), and how long each buffer of a
+//! graph will live once it is compiled.
 //!
-//! One walk over a prepared graph in the order in which it was recorded, like a
-//! compiler's over a compiled module. A node is *written* to a buffer of its own, only *renames* its operand's
+//! A buffer lives from the node that writes it to the last that reads it. Arguments are the caller's
+//! and results live in arguments where they are donated, so neither counts. There is one way to find
+//! the peak of given lifetimes, and there are two sources of lifetimes, because they answer different
+//! questions. Before a compile, [`temporaries`] *predicts* them from a prepared graph, in
+//! milliseconds where a compiler takes half a minute, so that every mesh can be compared. After it,
+//! `live_buffers` in xtrain *reads* them from the schedule that the compiler wrote into the module, and
+//! can name what is alive; it predicts nothing.
+//!
+//! The prediction is one walk over the graph in the order in which it was recorded. A node is
+//! *written* to a buffer of its own, only *renames* its operand's
 //! (a reshape), or is *fused*: computed by each of its readers while they run, so that its operands
 //! live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`):
 //! operations on single elements all of whose readers are such too, and nothing expensive twice. A
-//! buffer lives from the node that writes it to the last that reads it; a result that is as large
-//! as an operand that is not read again takes the operand's place. Arguments are the caller's and
-//! results live in arguments where they are donated, so neither counts.
-//!
+//! result that is as large as an operand that is not read again takes the operand's place.
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Binary, Op, Unary};
 use std::collections::HashMap;
+use std::ops::Range;
+
+/// A buffer and when it is alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    /// Positions in a schedule: from that of the node that writes it to that behind its last reader.
+    pub alive: Range<usize>,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The position in a schedule at which most bytes are alive, the first of several, and these bytes;
+/// `None` where there never are any. `inside` gives what the node at a position holds by itself
+/// while it runs.
+pub fn peak(lifetimes: &[Lifetime], inside: &HashMap<usize, u64>) -> Option<(usize, u64)> {
+    let ends = lifetimes.iter().map(|one| one.alive.end);
+    let behind = ends.chain(inside.keys().map(|at| at + 1)).max()?;
+    let (mut begin, mut end) = (vec![0; behind + 1], vec![0; behind + 1]);
+    for Lifetime { alive, bytes } in lifetimes.iter().filter(|one| !one.alive.is_empty()) {
+        begin[alive.start] += bytes;
+        end[alive.end] += bytes;
+    }
+    let (mut held, mut most) = (0, None);
+    for position in 0..behind {
+        held = held - end[position] + begin[position];
+        let here = held + inside.get(&position).copied().unwrap_or(0);
+        if here > most.map_or(0, |(_, bytes)| bytes) {
+            most = Some((position, here));
+        }
+    }
+    most
+}
 
 /// Bytes of a prepared graph's temporaries where they are most.
 pub fn temporaries(graph: &Graph) -> u64 {
-    let walk = Walk::of(graph);
-    walk.peak()
+    let lifetimes = Walk::of(graph).lifetimes();
+    peak(&lifetimes, &HashMap::new()).map_or(0, |(_, bytes)| bytes)
 }
 
 /// What becomes of a node's value.
@@ -89,7 +126,8 @@ impl<'g> Walk<'g> {
         }
     }
 
-    fn peak(&self) -> u64 {
+    /// Of the buffers that the graph's nodes write.
+    fn lifetimes(&self) -> Vec<Lifetime> {
         let nodes = &self.graph.nodes;
         // The written nodes behind each value, which is what its readers read.
         let mut behind: Vec<Vec<NodeId>> = vec![Vec::new(); nodes.len()];
@@ -147,37 +185,38 @@ impl<'g> Walk<'g> {
                 nodes[id as usize].shape.bytes() as u64
             }
         };
-        let mut begins: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
-        let mut ends: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
-        for id in (0..nodes.len() as NodeId).filter(|id| behind[*id as usize].as_slice() == [*id]) {
-            begins
-                .entry(self.positions[id as usize])
-                .or_default()
-                .push(id);
-            ends.entry(last_read[id as usize]).or_default().push(id);
+        let position = |id: NodeId| self.positions[id as usize] as usize;
+        let written: Vec<NodeId> = (0..nodes.len() as NodeId)
+            .filter(|id| behind[*id as usize].as_slice() == [*id])
+            .collect();
+        let mut lifetimes: Vec<Lifetime> = written
+            .iter()
+            .map(|&id| Lifetime {
+                alive: position(id)..last_read[id as usize] as usize + 1,
+                bytes: bytes(id),
+            })
+            .collect();
+        // What is written over an operand of its size that nobody reads again: the operand's life ends
+        // where the result's begins.
+        let mut ending: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (index, lifetime) in lifetimes.iter().enumerate() {
+            ending.entry(lifetime.alive.end).or_default().push(index);
         }
-        let (mut held, mut most) = (0u64, 0u64);
-        for position in 0..nodes.len() as NodeId {
-            let (new, mut old) = (
-                begins.remove(&position).unwrap_or_default(),
-                ends.remove(&position).unwrap_or_default(),
-            );
-            for id in new {
-                held += bytes(id);
-                // It is written over an operand that nobody reads again.
-                let takes = |other: &NodeId| {
-                    *other != id
-                        && works_in_place(&nodes[id as usize])
-                        && bytes(*other) == bytes(id)
-                };
-                if let Some(index) = old.iter().position(takes) {
-                    held -= bytes(old.swap_remove(index));
-                }
+        for (index, &id) in written.iter().enumerate() {
+            if !works_in_place(&nodes[id as usize]) {
+                continue;
             }
-            most = most.max(held);
-            old.into_iter().for_each(|id| held -= bytes(id));
+            let Some(old) = ending.get_mut(&(position(id) + 1)) else {
+                continue;
+            };
+            let takes = |other: &usize| {
+                *other != index && lifetimes[*other].bytes == lifetimes[index].bytes
+            };
+            if let Some(found) = old.iter().position(takes) {
+                lifetimes[old.swap_remove(found)].alive.end -= 1;
+            }
         }
-        most
+        lifetimes
     }
 }
 
@@ -258,4 +297,25 @@ fn works_in_place(node: &GraphNode) -> bool {
             | Op::Pad { .. }
     );
     is_loop(&node.op) && !moves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_where_most_is_alive() {
+        let lifetime = |alive, bytes| Lifetime { alive, bytes };
+        let lifetimes = [
+            lifetime(0..3, 4),
+            lifetime(1..2, 2),
+            lifetime(2..5, 3),
+            // Its place was taken before anything else ran.
+            lifetime(2..2, 100),
+        ];
+        assert_eq!(peak(&lifetimes, &HashMap::new()), Some((2, 7)));
+        assert_eq!(peak(&lifetimes, &HashMap::from([(4, 5)])), Some((4, 8)));
+        assert_eq!(peak(&[], &HashMap::from([(1, 5)])), Some((1, 5)));
+        assert_eq!(peak(&[lifetime(0..3, 0)], &HashMap::new()), None);
+    }
 }

@@ -3,13 +3,14 @@
 //!
 //! One walk over the entry computation in scheduled order. A *buffer* is what one instruction
 //! writes; instructions that only rename memory (tuples, bitcasts, barriers, loops, which work in
-//! place) pass their operands' buffers on. A buffer lives from the instruction that writes it to
-//! the last that reads it. Arguments are the caller's, and results live in arguments where they are
-//! donated, so neither counts. Loops and calls add what their own computations hold while they run.
+//! place) pass their operands' buffers on. Loops and calls add what their own computations hold
+//! while they run. The peak of these lifetimes is found as that of a graph before a compile is
+//! (`xtrain_graphs::liveness`); here nothing is predicted.
 
 use super::{Computation, Instruction, Module, Shape, array_bytes, decode};
 use crate::runtime::error::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use xtrain_graphs::liveness::{self, Lifetime};
 
 /// A temporary that is alive at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,40 +135,41 @@ impl<'m> Walk<'m> {
             .map(|leaves| leaves.iter().flatten().copied().collect())
             .unwrap_or_default();
 
-        let mut begins: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        let mut ends: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for buffer in
-            (0..written.len()).filter(|buffer| !results.contains(buffer) && sizes[*buffer].0 > 0)
-        {
-            begins.entry(written[buffer].0).or_default().push(buffer);
-            ends.entry(last_read[buffer]).or_default().push(buffer);
-        }
-        let mut live: BTreeSet<usize> = BTreeSet::new();
-        let (mut held, mut best) = (0u64, Peak::default());
+        let lifetimes: Vec<Lifetime> = (0..written.len())
+            .map(|buffer| Lifetime {
+                alive: written[buffer].0..last_read[buffer] + 1,
+                bytes: match results.contains(&buffer) {
+                    true => 0,
+                    false => sizes[buffer].0,
+                },
+            })
+            .collect();
+        let mut inner: HashMap<usize, Peak> = HashMap::new();
         for (place, instruction) in order.iter().enumerate() {
-            for buffer in begins.remove(&place).unwrap_or_default() {
-                held += sizes[buffer].0;
-                live.insert(buffer);
+            let peak = self.inner(instruction)?;
+            if peak.bytes > 0 {
+                inner.insert(place, peak);
             }
-            let inner = self.inner(instruction)?;
-            if held + inner.bytes > best.bytes {
-                let own = live
-                    .iter()
-                    .map(|&buffer| describe(written[buffer].1, &sizes[buffer]));
-                best = Peak {
-                    bytes: held + inner.bytes,
-                    at: if inner.bytes > 0 {
-                        inner.at
-                    } else {
-                        op_name(instruction)
-                    },
-                    buffers: own.chain(inner.buffers).collect(),
-                };
-            }
-            for buffer in ends.remove(&place).unwrap_or_default() {
-                held -= sizes[buffer].0;
-                live.remove(&buffer);
-            }
+        }
+        let inside = inner.iter().map(|(place, peak)| (*place, peak.bytes));
+        let mut best = Peak::default();
+        if let Some((place, bytes)) = liveness::peak(&lifetimes, &inside.collect()) {
+            let is_alive = |buffer: &usize| {
+                lifetimes[*buffer].bytes > 0 && lifetimes[*buffer].alive.contains(&place)
+            };
+            let own = (0..written.len()).filter(is_alive);
+            let own = own.map(|buffer| describe(written[buffer].1, &sizes[buffer]));
+            let inner = inner.remove(&place);
+            best = Peak {
+                bytes,
+                at: match &inner {
+                    Some(inner) => inner.at.clone(),
+                    None => op_name(order[place]),
+                },
+                buffers: own
+                    .chain(inner.into_iter().flat_map(|inner| inner.buffers))
+                    .collect(),
+            };
         }
         best.buffers.sort_by(|a, b| {
             b.bytes
