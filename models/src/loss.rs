@@ -218,6 +218,14 @@ impl Predictions {
             .sum_all()?)
     }
 
+    /// The logits row after row, `[R * V]` or `[R * L]`.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn flat_logits(&self) -> Result<Tensor> {
+        Ok(self.logits.reshape(&[self.logits.shape().elements()])?)
+    }
+
     /// `s32[R]`: where the largest logit of each row is, the first among equals.
     ///
     /// # Errors

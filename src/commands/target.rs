@@ -51,6 +51,7 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
         session: &mut run.session,
         step: &step_of_run,
         shapes: &shapes,
+        metrics: Some(&*run.task.metrics()),
     };
     for (step, graph) in each(&steps) {
         let checked = target

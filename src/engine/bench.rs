@@ -100,6 +100,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         session: &mut session,
         step: &train_step,
         shapes: &shapes,
+        metrics: None,
     };
     ahead.start().map_err(failed("recording the step"))?;
 
@@ -224,6 +225,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         session: &mut session,
         step: &train_step,
         shapes: &shapes,
+        metrics: None,
     };
     let exchanged = exchanged(&mut ahead).map_err(failed("recording the step"))?;
     let mut results = json!({

@@ -21,6 +21,7 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
         session: ahead.session,
         step: ahead.step,
         shapes: &ahead.shapes.of_training(),
+        metrics: ahead.metrics,
     };
     Ok(of_steps(&emitted(&mut training)?, mesh, accumulation))
 }

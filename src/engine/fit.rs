@@ -85,6 +85,7 @@ impl Run {
                 session: &mut self.session,
                 step: &step,
                 shapes: &shapes,
+                metrics: Some(&*self.task.metrics()),
             };
             let graphs = target.as_mut().map(|target| &mut target.graphs);
             let one = Footprint::largest(footprints(&mut ahead, graphs)?);

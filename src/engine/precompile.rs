@@ -60,6 +60,7 @@ impl Run {
             session: &mut self.session,
             step: &step,
             shapes: &shapes,
+            metrics: Some(&*self.task.metrics()),
         };
         work(&mut ahead).map_err(failed(doing))
     }

@@ -130,14 +130,7 @@ impl Run {
         } else {
             (Purpose::Use, Head::Saved)
         };
-        let (loaded, mut task, tokenizer) = load_task(
-            &plan.task,
-            &plan.model,
-            &plan.tokenizer,
-            purpose,
-            head,
-            plan.quiet(),
-        )?;
+        let (loaded, mut task, tokenizer) = load_task(&plan, purpose, head)?;
         check_best(&plan.train, &task)?;
         check_smoothing(&plan.train, &*loaded.model)?;
         let session = execution.session(&*loaded.model, origin_of(&plan, &*loaded.model, &task))?;

@@ -5,7 +5,7 @@
 use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::model::{LoadedModel, ModelConfig};
-use crate::config::{ModelSource, TaskPlan, TokenizerSource};
+use crate::config::{Flags, RunPlan, TaskPlan};
 use crate::data::padding::Padding;
 use crate::data::stream::StreamSpec;
 use crate::data::{Error as DataError, LabelMap, Set, Tokenizer};
@@ -14,6 +14,7 @@ use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
 use crate::trainer::evaluate::Metrics;
 use crate::trainer::parameters::Head;
 use serde_json::Value;
+use std::sync::Arc;
 use xtrain_models::{Config, Model};
 
 /// What the labels are needed for.
@@ -200,31 +201,32 @@ fn padding_tokenizer(
 
 /// The model for a task, the task, and the tokenizer as the model wants it: what training,
 /// evaluation and prediction begin with.
+///
+/// # Errors
+/// If a file of either cannot be read, they do not fit each other, or the labels are not known.
 pub fn load_task(
-    plan: &TaskPlan,
-    source: &ModelSource,
-    tokenizer: &TokenizerSource,
+    plan: &RunPlan,
     purpose: Purpose,
     head: Head,
-    quiet: bool,
 ) -> Result<(LoadedModel, TaskData, Tokenizer), Error> {
-    let tokenizer = Tokenizer::load_with(&tokenizer.path, tokenizer.lower_case)
+    let tokenizer = Tokenizer::load_with(&plan.tokenizer.path, plan.tokenizer.lower_case)
         .map_err(failed("loading the tokenizer"))?;
-    let mut read = ModelConfig::read(source, Some(&tokenizer))?;
-    let task: &dyn Task = &**plan;
+    let mut read = ModelConfig::read(&plan.model, Some(&tokenizer))?;
+    let task: &dyn Task = &*plan.task;
     let tokenizer = padding_tokenizer(tokenizer, task, &read.config)?;
     let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
     let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;
     tokenizer
         .check_vocab(loaded.model.vocab_size())
         .map_err(failed("matching tokenizer and model"))?;
-    let data = TaskData::new(plan.clone(), &tokenizer, labels, &*loaded.model, quiet)?;
+    let data = TaskData::new(plan, &tokenizer, labels, &*loaded.model)?;
     Ok((loaded, data, tokenizer))
 }
 
 /// A task whose lengths and labels are decided.
 pub struct TaskData {
     plan: TaskPlan,
+    flags: Arc<Flags>,
     context: Context,
     /// Of a stream whose first file was opened: whether its batches have segments.
     segments: Option<bool>,
@@ -233,12 +235,12 @@ pub struct TaskData {
 impl TaskData {
     /// Decides the length, and prints the notes about it.
     fn new(
-        plan: TaskPlan,
+        run: &RunPlan,
         tokenizer: &Tokenizer,
         labels: Option<RunLabels>,
         model: &dyn Model,
-        quiet: bool,
     ) -> Result<Self, Error> {
+        let plan = run.task.clone();
         let length = plan.length(tokenizer.model_max_length(), model.max_positions());
         let flag = plan.length_flag();
         let length = length.map_err(|error| match &error {
@@ -253,11 +255,12 @@ impl TaskData {
         }
         let task = TaskData {
             plan,
+            flags: run.train.flags.clone(),
             context: Context {
                 tokenizer: tokenizer.clone(),
                 length: length.size,
                 labels,
-                quiet,
+                quiet: run.quiet(),
             },
             segments: None,
         };
@@ -312,7 +315,7 @@ impl TaskData {
         tasks::set(&*self.plan, &self.context, split).map_err(failed(doing))
     }
 
-    /// The file of predictions: its usual name and its text. `outputs` is what the model said of
+    /// The file of predictions: its usual name and its text. `outputs` is what the model gave for
     /// each row of the test set.
     pub fn predictions(
         &self,

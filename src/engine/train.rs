@@ -105,6 +105,7 @@ impl Run {
             session: &mut *session,
             step: &step,
             shapes: &shapes.of_training(),
+            metrics: Some(&*task.metrics()),
         }
         .start()
         .map_err(failed("recording the graphs"))?;
@@ -131,7 +132,7 @@ impl Run {
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
         if stopped_early {
             eprintln!(
-                "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)"
+                "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
             );
         }
 
@@ -324,7 +325,7 @@ fn constant_state(settings: &TrainSettings) -> TrainerState {
     }
 }
 
-/// The account of a run that starts, or goes on from a checkpoint.
+/// The account of a run that starts, or resumes from a checkpoint.
 fn run_state(
     plan: &RunPlan,
     resumed: Option<&Checkpoint>,
@@ -486,7 +487,7 @@ fn describe_interruption(
             "it holds the model alone (--save_only_model): to train it further, give it as --model_name_or_path"
         );
     } else {
-        eprintln!("to go on, run the same command with --resume_from_checkpoint");
+        eprintln!("to resume, run the same command with --resume_from_checkpoint");
     }
 }
 

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use ndarray::Array1;
 use serde_json::{Value, json};
-use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER};
+use xtrain_graphs::Tensor;
+use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
 
 pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, labels_of};
@@ -277,6 +278,10 @@ impl Classes {
 }
 
 impl Metrics for Classes {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        predictions.flat_logits().map(Some)
+    }
+
     fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
         let HostLabels::Classes(classes) = labels else {
             unreachable!("the labels of a classifier are classes")

@@ -1,7 +1,8 @@
 //! What a regression estimated beside what is true. Formulas and conventions are scipy's and
 //! scikit-learn's, which `run_glue` takes its metrics from.
 
-use xtrain_models::IGNORED_NUMBER;
+use xtrain_graphs::Tensor;
+use xtrain_models::{IGNORED_NUMBER, Predictions};
 
 use crate::data::HostLabels;
 use crate::trainer::evaluate::Metrics;
@@ -14,6 +15,10 @@ pub struct Estimates {
 }
 
 impl Metrics for Estimates {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        predictions.flat_logits().map(Some)
+    }
+
     fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
         let HostLabels::Numbers(numbers) = labels else {
             unreachable!("the labels of a regression are numbers")

@@ -5,6 +5,8 @@ use crate::data::rows::Totals;
 use crate::data::share::Share;
 use crate::data::{Error, HostLabels, Sample};
 use crate::trainer::evaluate::Metrics;
+use xtrain_graphs::Tensor;
+use xtrain_models::Predictions;
 
 /// Lines that are joined before cutting: `datasets.map`'s batch size, on which the rows of run_clm
 /// and run_mlm depend.
@@ -53,6 +55,10 @@ pub struct TokenAccuracy {
 }
 
 impl Metrics for TokenAccuracy {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        Ok(Some(predictions.correct()?.reshape(&[1])?))
+    }
+
     fn add(&mut self, outputs: &[f32], _labels: &HostLabels, _examples: usize) {
         self.correct += outputs.iter().copied().map(f64::from).sum::<f64>();
     }

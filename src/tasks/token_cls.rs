@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Map, Value, json};
-use xtrain_models::{HeadKind, IGNORED_LABEL};
+use xtrain_graphs::Tensor;
+use xtrain_models::{HeadKind, IGNORED_LABEL, Predictions};
 
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
@@ -518,6 +519,10 @@ impl Entities {
 }
 
 impl Metrics for Entities {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        predictions.predicted().map(Some)
+    }
+
     fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
         let labels = labels.tokens().expect("the labels are those of tokens");
         let rows = outputs.chunks(labels.ncols()).take(examples);

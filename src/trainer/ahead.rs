@@ -3,7 +3,7 @@
 
 use super::devices::matmul_peak;
 use super::error::Result;
-use super::evaluate;
+use super::evaluate::{self, Metrics};
 use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::session::parameters::parameter_shape;
 use super::session::replicas;
@@ -45,6 +45,8 @@ pub struct Ahead<'a, 'm> {
     pub session: &'a mut Session,
     pub step: &'a TrainStep<'m>,
     pub shapes: &'a RunShapes,
+    /// The task's, as an evaluation begins with them; `None` where nothing is evaluated.
+    pub metrics: Option<&'a dyn Metrics>,
 }
 
 impl Ahead<'_, '_> {
@@ -92,6 +94,7 @@ impl Ahead<'_, '_> {
             session,
             step,
             shapes,
+            metrics,
         } = self;
         let accumulates = shapes.accumulation > 1;
         let parameters = step
@@ -138,10 +141,12 @@ impl Ahead<'_, '_> {
                 &graph_name(phase.graph_name(), shape.variant.as_deref()),
             )?;
         }
-        for shape in &shapes.eval {
+        let evaluated =
+            metrics.map(|metrics| shapes.eval.iter().map(move |shape| (shape, metrics)));
+        for (shape, metrics) in evaluated.into_iter().flatten() {
             let mut recording = session.begin_abstract(state.clone());
             let inputs = abstract_batch(&mut recording, shape);
-            evaluate::record(&mut recording, step.model(), &inputs)?;
+            evaluate::record(&mut recording, step.model(), &inputs, metrics)?;
             add(
                 &recording,
                 &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()),

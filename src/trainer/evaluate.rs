@@ -7,7 +7,7 @@ use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DropoutRng, Tensor};
-use xtrain_models::{HeadKind, Model, Predictions, Weights};
+use xtrain_models::{Model, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
@@ -17,7 +17,14 @@ const SUMS: &str = "sums";
 
 /// What an evaluation measures besides the loss, batch by batch: a task's own.
 pub trait Metrics {
-    /// Adds a batch: the `outputs` of all its replicas, one after the other, the labels of all its
+    /// What it needs of a batch besides the loss, recorded in the step: `f32[n]` or `s32[n]`;
+    /// `None` if nothing.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>>;
+
+    /// Adds a batch: what [`Metrics::record`] gave on all its replicas, one after the other, the labels of all its
     /// rows, and how many of them, from the first on, are real.
     fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize);
 
@@ -78,12 +85,17 @@ impl Evaluation {
     }
 }
 
-/// Records the sums of one batch and what its metrics need, in the session's precision for
+/// Records the sums of one batch and what its `metrics` need, in the session's precision for
 /// evaluation.
 ///
 /// # Errors
 /// The model cannot be recorded for such a batch.
-pub fn record(recording: &mut Recording, model: &dyn Model, inputs: &BatchInputs) -> Result<()> {
+pub fn record(
+    recording: &mut Recording,
+    model: &dyn Model,
+    inputs: &BatchInputs,
+    metrics: &dyn Metrics,
+) -> Result<()> {
     recording.evaluates();
     let weights = parameter_tensors(recording, &model.parameters())?;
     let trace = recording.trace().clone();
@@ -99,20 +111,12 @@ pub fn record(recording: &mut Recording, model: &dyn Model, inputs: &BatchInputs
     drop(stages);
     let loss = predictions.loss(recording.label_smoothing())?;
     let (sum, count) = (loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?);
-    let outputs = outputs(model.head_kind(), &predictions)?.convert(sum.dtype())?;
-    recording.fetch_each(SUMS, &Tensor::concat(&[&sum, &count, &outputs], 0)?)
-}
-
-/// What metrics need of a batch besides its loss, `f32[n]`: of a language model the number of
-/// correct tokens, of a classifier of sequences its logits, row after row, of a classifier of tokens
-/// the likeliest label of each.
-fn outputs(head: HeadKind, predictions: &Predictions) -> Result<Tensor> {
-    let logits = &predictions.logits;
-    Ok(match head {
-        HeadKind::CausalLm | HeadKind::MaskedLm => predictions.correct()?.reshape(&[1])?,
-        HeadKind::SequenceClassification { .. } => logits.reshape(&[logits.shape().elements()])?,
-        HeadKind::TokenClassification { .. } => predictions.predicted()?,
-    })
+    let mut sums = vec![sum, count];
+    if let Some(outputs) = metrics.record(&predictions)? {
+        sums.push(outputs.convert(sums[0].dtype())?);
+    }
+    let sums: Vec<&Tensor> = sums.iter().collect();
+    recording.fetch_each(SUMS, &Tensor::concat(&sums, 0)?)
 }
 
 /// Runs the model over all batches; the device works on one while the previous one's sums are read.
@@ -138,7 +142,7 @@ pub fn evaluate(
         let batch = batch?;
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, &batch);
-        record(&mut recording, model, &inputs)?;
+        record(&mut recording, model, &inputs, &*totals.metrics)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
         let sums = marked.start_reading_each(SUMS)?;
         if let Some(earlier) = pending.replace(Pending {

@@ -146,6 +146,7 @@ pub fn of_graph(ahead: &Ahead, step: &Step, graph: &Graph, memory: Memory) -> Fo
         session,
         step: of_run,
         shapes,
+        ..
     } = ahead;
     let (stage, accumulation) = (graph.stage as usize, shapes.accumulation);
     let state = of_run.state_bytes(accumulation > 1, session.placements(), stage);

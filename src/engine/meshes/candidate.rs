@@ -44,6 +44,7 @@ impl Candidate {
             session: &mut session,
             step: &step,
             shapes: &shapes,
+            metrics: Some(&*run.task.metrics()),
         };
         let steps = emitted(&mut ahead).map_err(failed("recording the graphs"))?;
         let all = footprints_of(&steps, &mut ahead, |_, graph| Ok(estimated(graph)));
@@ -77,6 +78,7 @@ impl Candidate {
             session: &mut session,
             step: &step,
             shapes: &shapes,
+            metrics: Some(&*run.task.metrics()),
         };
         let mut steps = ahead.steps().map_err(failed("recording the graphs"))?;
         for (_, graphs) in &mut steps {
