@@ -264,9 +264,15 @@ impl Placements {
     }
 }
 
-/// The sharding of a parameter along `axis`: at its first dimension that divides and is not `taken`.
-/// Vectors stay replicated, as does what has no such dimension: they are a thousandth of a model, and a
-/// collective costs the same for little as for much.
+/// The sharding of a parameter along `axis`, for ZeRO: at its first dimension that divides and is not
+/// `taken` by tensor parallelism.
+///
+/// Unlike tensor parallelism, which shards by logical axes because a layer computes with its shard,
+/// ZeRO gathers a parameter whole before a layer uses it, and an optimizer's rule gets sums over all
+/// shards (`xtrain_graphs::optim::Update`). What a dimension stands for therefore changes no
+/// number and no layer's code; the outermost one is best because its shards are contiguous, so that
+/// collectives move no element twice. Vectors stay replicated, as does what has no such dimension:
+/// they are a thousandth of a model, and a collective costs the same for little as for much.
 pub fn shard_along(
     dims: &[usize],
     mesh: Mesh,

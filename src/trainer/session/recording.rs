@@ -44,21 +44,17 @@ impl Session {
     }
 
     /// How recorded graphs are partitioned along the tensor axis.
-    fn partition(&self, recorded: &Graph) -> Option<Partition> {
+    fn partition(&self) -> Option<Partition> {
         let groups = self.mesh.groups(&[Axis::Tensor])?;
         let inputs = self
             .placements
             .tensor_shardings()
             .map(|(name, sharding)| (name.to_string(), sharding.spec))
             .collect();
-        let tokens = recorded
-            .inputs
-            .iter()
-            .find(|input| self.sequence_parallel && input.name == INPUT_IDS);
         Some(Partition {
             groups,
             inputs,
-            rows: tokens.map(|input| input.shape.elements()),
+            tokens: self.sequence_parallel.then(|| INPUT_IDS.to_string()),
         })
     }
 
@@ -378,7 +374,7 @@ impl Recording<'_> {
     fn parts(&self, name: &str) -> Result<Parts> {
         let recorded = self.trace.finish(name)?;
         let session = &*self.session;
-        let partition = session.partition(&recorded).filter(|_| self.divided);
+        let partition = session.partition().filter(|_| self.divided);
         let stages = session.placements.stages();
         if self.precision == Precision::F32 && partition.is_none() && stages.is_none() {
             let whole = StageGraph {

@@ -9,7 +9,7 @@
 //! vocabulary apart), the collectives that appear are Megatron's, forward and backward, because the
 //! backward pass is part of the graph.
 //!
-//! With [`Partition::rows`] activations between the sharded matmuls are sharded along their rows
+//! With [`Partition::tokens`] activations between the sharded matmuls are sharded along their rows
 //! (`rows.rs`).
 //!
 //! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs
@@ -17,13 +17,14 @@
 //! there is one more input at the end, [`TP_RANK`].
 //!
 //! Reading order: `shard.rs` (the types), `partitioner.rs` (from one placement to another), `rules.rs`
-//! (each operation), `rows.rs`, then this file, which walks the graph.
+//! (each operation), `tokens.rs` and `rows.rs`, then this file, which walks the graph.
 
 mod partitioner;
 mod rows;
 mod rules;
 mod shapes;
 mod shard;
+mod tokens;
 
 pub use shard::{Partition, ShardSpec, shard};
 
@@ -35,6 +36,7 @@ use crate::shape::Shape;
 use crate::trace::Trace;
 use partitioner::Partitioner;
 use shard::{Recorded, Shard};
+use tokens::TokenRows;
 
 /// The input that gives a replica its rank in its group: `s32[]`.
 pub const TP_RANK: &str = "tp_rank";
@@ -46,8 +48,15 @@ pub const TP_RANK: &str = "tp_rank";
 /// not.
 pub fn partition(graph: &Graph, partition: &Partition) -> Result<Graph> {
     let parts = partition.replicas();
-    if let Some(rows) = partition.rows.filter(|rows| !rows.is_multiple_of(parts)) {
-        return Err(Error::Rows { rows, parts });
+    let rows = partition.tokens.as_deref();
+    let rows = rows.and_then(|tokens| TokenRows::of(graph, tokens));
+    if let Some(TokenRows { count, .. }) = &rows
+        && !count.is_multiple_of(parts)
+    {
+        return Err(Error::Rows {
+            rows: *count,
+            parts,
+        });
     }
     if !graph
         .inputs
@@ -56,10 +65,10 @@ pub fn partition(graph: &Graph, partition: &Partition) -> Result<Graph> {
     {
         return Ok(graph.clone());
     }
-    match partition_with_rank(graph, partition, true)? {
+    match partition_with_rank(graph, partition, rows.as_ref(), true)? {
         (graph, true) => Ok(graph),
         // No replica asks for its rank, so it is no input.
-        (_, false) => Ok(partition_with_rank(graph, partition, false)?.0),
+        (_, false) => Ok(partition_with_rank(graph, partition, rows.as_ref(), false)?.0),
     }
 }
 
@@ -67,6 +76,7 @@ pub fn partition(graph: &Graph, partition: &Partition) -> Result<Graph> {
 fn partition_with_rank(
     graph: &Graph,
     partition: &Partition,
+    rows: Option<&TokenRows>,
     with_rank: bool,
 ) -> Result<(Graph, bool)> {
     let trace = Trace::deduplicating();
@@ -87,18 +97,8 @@ fn partition_with_rank(
     let tables = tables.map(|input| input.shape.dims.clone()).collect();
     let partitioner = Partitioner::new(trace.clone(), partition, rank, tables);
     let mut values: Vec<Shard> = Vec::with_capacity(graph.nodes.len());
-    let mut of_batch: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let _context = trace.resume(&graph.scopes[node.scope as usize], node.provenance);
-        let operands_of_batch: Vec<bool> = node
-            .operands
-            .iter()
-            .map(|&operand| of_batch[operand as usize])
-            .collect();
-        of_batch.push(match node.op {
-            Op::Input(index) => graph.inputs[index as usize].role == InputRole::Feed,
-            _ => operands_of_batch.contains(&true),
-        });
         let shard = match node.op {
             Op::Input(index) => inputs[index as usize].clone(),
             _ => {
@@ -112,11 +112,19 @@ fn partition_with_rank(
                     .iter()
                     .map(|&operand| &graph.nodes[operand as usize].shape)
                     .collect();
+                let has_token_rows: Vec<bool> = node
+                    .operands
+                    .iter()
+                    .zip(&shapes)
+                    .map(|(&operand, shape)| {
+                        rows.is_some_and(|rows| rows.are_rows_of(operand as usize, shape))
+                    })
+                    .collect();
                 let (op, shape) = (&node.op, &node.shape);
                 let recorded = Recorded {
                     op,
                     shapes: &shapes,
-                    of_batch: &operands_of_batch,
+                    has_token_rows: &has_token_rows,
                     shape,
                     phase: node.provenance.phase,
                 };
@@ -204,7 +212,7 @@ mod tests {
                 .filter(|(_, heads)| u32::is_multiple_of(*heads, parts))
                 .map(|(name, _)| (name.to_string(), heads))
                 .collect(),
-            rows: None,
+            tokens: None,
         };
         let graph = super::partition(&trace.finish("step").unwrap(), &partition).unwrap();
         graph.check().unwrap();

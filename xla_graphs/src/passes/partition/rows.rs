@@ -13,36 +13,29 @@ use super::partitioner::Partitioner;
 use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Binary, Composite, Op, Unary};
+use crate::op::{Binary, Op, Unary};
 use crate::provenance::Phase;
-use crate::shape::Shape;
 use crate::trace::Tensor;
 
 const ROWS: ShardSpec = shard(0);
 
 impl Partitioner<'_> {
-    /// The operands as sequence parallelism has them for this node; without it, as they are. In an
-    /// update, what has as many rows is a weight's by chance.
+    /// The operands as sequence parallelism has them for this node; without it, as they are.
     pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Shard>) -> Result<Vec<Shard>> {
-        let is_activation =
-            node.phase != Phase::Update && *node.op != Op::Composite(Composite::MasterGradient);
-        let Some(rows) = self.partition.rows.filter(|_| is_activation) else {
-            return Ok(operands);
-        };
-        let has_rows =
-            |shape: &Shape| shape.rank() == 2 && shape.dims[0] == rows && shape.dtype.is_float();
         if needs_sums(node.op, &operands) {
-            for (part, shape) in operands.iter_mut().zip(node.shapes) {
-                if part.is_partial() && has_rows(shape) {
+            let each = operands
+                .iter_mut()
+                .zip(node.shapes)
+                .zip(node.has_token_rows);
+            for ((part, shape), has_rows) in each {
+                if part.is_partial() && *has_rows {
                     *part = Shard::sharded(self.to_sharded(part, ROWS, shape)?, ROWS);
                 }
             }
         }
         if let Op::Dot { .. } = node.op {
             let is_sharded_by_rows = [0, 1].map(|side| {
-                operands[side].placement == Placement::Sharded(ROWS)
-                    && node.of_batch[side]
-                    && has_rows(node.shapes[side])
+                operands[side].placement == Placement::Sharded(ROWS) && node.has_token_rows[side]
             });
             for (side, other) in [(0, 1), (1, 0)] {
                 if is_sharded_by_rows[side]

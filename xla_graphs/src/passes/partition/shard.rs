@@ -45,10 +45,10 @@ pub struct Partition {
     pub groups: Vec<Vec<u32>>,
     /// Inputs, by name, that are sharded.
     pub inputs: HashMap<String, ShardSpec>,
-    /// Sequence parallelism: the rows N of activations `[N, C]`, one for each token of a
-    /// microbatch, which are sharded between layers' sharded matmuls. `None` leaves those activations
-    /// replicated.
-    pub rows: Option<usize>,
+    /// Sequence parallelism: the feed `s32[B, T]` of a microbatch's tokens. Activations `[N, C]`, with
+    /// a row for each of these N = B * T, are sharded by rows between layers' sharded matmuls. `None`
+    /// leaves them replicated.
+    pub tokens: Option<String>,
 }
 
 impl Partition {
@@ -119,9 +119,8 @@ pub(super) struct Recorded<'a> {
     pub op: &'a Op,
     /// The operands' shapes.
     pub shapes: &'a [&'a Shape],
-    /// Of each operand, whether it depends on a feed; weights and what is made of them alone do
-    /// not.
-    pub of_batch: &'a [bool],
+    /// Of each operand, whether it has a row for each token.
+    pub has_token_rows: &'a [bool],
     pub shape: &'a Shape,
     pub phase: Phase,
 }
