@@ -144,7 +144,13 @@ fn lower_crates_stay_pure() {
 /// forgotten one, into another.
 #[test]
 fn no_choice_is_resolved_by_an_arm_for_the_rest() {
-    for file in ["resolve.rs", "mesh.rs", "scaling.rs", "choices.rs"] {
+    for file in [
+        "resolve.rs",
+        "derived.rs",
+        "mesh.rs",
+        "scaling.rs",
+        "choices.rs",
+    ] {
         let file = root().join("src/config").join(file);
         let text = fs::read_to_string(&file).unwrap();
         let (code, _tests) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));

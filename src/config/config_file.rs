@@ -471,12 +471,12 @@ mod tests {
             (
                 "a.json",
                 "{\"seed\": 1,\n\"seed\": 2}",
-                "a.json:2: `seed` is given twice (it also stands at line 1) | keep one of the two",
+                "a.json:2: `seed` is given twice (also at line 1) | keep one of the two",
             ),
             (
                 "a.toml",
                 "eval_strategy = \"no\"\nevaluation-strategy = \"no\"",
-                "a.toml:2: `evaluation-strategy` is given twice (it also stands at line 1) | keep one of the two",
+                "a.toml:2: `evaluation-strategy` is given twice (also at line 1) | keep one of the two",
             ),
             (
                 "a.json",

@@ -2,8 +2,7 @@
 //! more than one place.
 
 use super::choices::Strategy;
-use super::command::CommandName;
-use super::command::sets::{CLS, EVAL, PREDICT, TRAIN};
+use super::command::sets::{CLS, EVAL, PREDICT, TRAIN, TRAINING};
 use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
 use crate::data::remote;
@@ -30,10 +29,12 @@ pub fn without_secrets(words: impl Iterator<Item = String>) -> Vec<String> {
             None => (word.as_str(), None),
         };
         let is_secret = secret(name).is_some();
-        shown.push(match value {
-            _ if is_value => "***".into(),
-            Some(_) if is_secret => format!("{name}=***"),
-            _ => word.clone(),
+        shown.push(if is_value {
+            "***".into()
+        } else if is_secret && value.is_some() {
+            format!("{name}=***")
+        } else {
+            word.clone()
         });
         is_value = is_secret && value.is_none() && !is_value;
     }
@@ -124,10 +125,10 @@ impl Flags {
     /// # Errors
     /// The environment contradicts itself.
     pub fn member(&self) -> Result<Option<RankInfo>, distributed::Error> {
-        match self.command {
-            CommandName::Train(_) | CommandName::Eval(_) => RankInfo::from_environment(),
-            _ => Ok(None),
+        if TRAINING.contains(self.command) || EVAL.contains(self.command) {
+            return RankInfo::from_environment();
         }
+        Ok(None)
     }
 }
 

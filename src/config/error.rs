@@ -85,7 +85,7 @@ pub enum UsageError {
         reason: &'static str,
     },
 
-    #[error("{origin}: `{key}` is given twice (it also stands at line {first})")]
+    #[error("{origin}: `{key}` is given twice (also at line {first})")]
     GivenTwice {
         key: String,
         origin: Origin,

@@ -2,13 +2,15 @@
 //! take it. The command line, settings files, `--help`, suggestions, `docs/flags.md` and the typed
 //! field that `resolve` and the rules read all come from this declaration. Names are
 //! TrainingArguments' and run_clm's wherever they have one, and so are defaults; where xtrain
-//! differs, the help sentence says so.
+//! differs, the help sentence says so. Names that are known and have no flag are declared here too.
 
 use super::choices::*;
 use super::command::sets::*;
 use super::command::{CommandName, Commands};
+use super::declare::{flags, sections, unbuilt};
 use super::error::{Origin, UsageError};
 use super::forms::*;
+use super::instead;
 use super::kind::*;
 use super::setting::{Setting, Typed};
 use crate::data::settings::{OnBadRow, Quoting};
@@ -89,23 +91,6 @@ impl Flag {
     }
 }
 
-/// Declares the headings of `--help`, in the order in which they are printed.
-macro_rules! sections {
-    ($( $name:ident = $title:literal, )+) => {
-        /// A heading of `--help` and the reference page.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Section { $( $name, )+ }
-
-        impl Section {
-            pub const ALL: &[Section] = &[$( Section::$name, )+];
-
-            pub fn title(self) -> &'static str {
-                match self { $( Section::$name => $title, )+ }
-            }
-        }
-    };
-}
-
 sections! {
     Run = "The run",
     Model = "Model",
@@ -122,84 +107,6 @@ sections! {
     Measurement = "Measurement",
     Neuron = "AWS Neuron",
     Cache = "The cache of compiled graphs",
-}
-
-/// Declares the flags, section by section in the order of `--help`:
-///
-/// ```text
-/// /// The sentence of help, which is the field's documentation too
-/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x', shapes graphs;
-/// ```
-///
-/// Without a default the kind is an `Option` or a list. Two flags of different commands may share a
-/// name; their fields then differ.
-macro_rules! flags {
-    ($( $section:ident { $(
-        $(#[doc = $help:literal])+
-        $field:ident: $kind:ty $(= $default:literal)?, $($commands:ident)|+
-        $(, name $name:literal)? $(, alias $alias:literal)* $(, short $short:literal)?
-        $(, shapes $shaped:ident)?;
-    )+ } )+) => {
-        /// Every flag that is built.
-        pub static FLAGS: &[Flag] = &[$($(
-            Flag {
-                name: flags!(@first $($name,)? stringify!($field)),
-                aliases: &[$($alias),*],
-                kind: KindInfo::of::<$kind>(),
-                default: flags!(@first $($default,)? ""),
-                help: concat!($($help),+).trim_ascii(),
-                commands: &[$($commands),+],
-                section: Some(Section::$section),
-                support: Support::Built(|flags, texts, origin| {
-                    flags.$field.take::<$kind>(texts, origin)
-                }),
-                short: flags!(@first $(Some($short),)? None),
-                shapes_graphs: flags!(@first $(flags!(@shapes $shaped),)? false),
-            },
-        )+)+];
-
-        /// What was typed: each flag's value, the default where nobody gave one. Fields of flags
-        /// that the command doesn't take have their defaults.
-        #[derive(PartialEq)]
-        pub struct Flags {
-            pub command: CommandName,
-            /// What was given, by name, as it was typed.
-            pub typed: Typed,
-            /// Settings that were accepted and change nothing, a sentence each.
-            pub notes: Vec<String>,
-            /// What is wrong with what was typed or read; `rules::check` reports it.
-            pub mistakes: Vec<UsageError>,
-            /// How many processes a launcher will start for this command, in all and on this
-            /// machine; `None` where the command speaks for its own process.
-            pub processes: Option<(usize, usize)>,
-            $($(
-                $(#[doc = $help])+
-                pub $field: Setting<<$kind as Kind>::Value>,
-            )+)+
-        }
-
-        impl Flags {
-            /// All defaults.
-            pub fn new(command: CommandName) -> Flags {
-                Flags {
-                    command,
-                    typed: Typed::default(),
-                    notes: Vec::new(),
-                    mistakes: Vec::new(),
-                    processes: None,
-                    $($( $field: flags!(@initial
-                        flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?
-                    ), )+)+
-                }
-            }
-        }
-    };
-    (@shapes graphs) => { true };
-    (@first $first:expr $(, $other:expr)?) => { $first };
-    (@initial $name:expr, $kind:ty, $default:literal) => {
-        Setting::with_default::<$kind>($name, $default)
-    };
-    (@initial $name:expr, $kind:ty) => { Setting::absent::<$kind>($name) };
 }
 
 flags! {
@@ -780,6 +687,157 @@ Cache {
     /// The tar file
     file: Option<PathBuf>, CACHE_EXPORT | CACHE_IMPORT;
 }}
+
+// Names of TrainingArguments, run_clm, run_mlm, run_glue and run_ner without a flag. A setting that
+// asks for what happens anyway is accepted, so that a command line or a complete dump of
+// TrainingArguments works; any other value is refused. The sentence is what the user reads in both
+// cases. What is built moves up.
+
+const NOT_SET: &[&str] = &["", "none", "false"];
+
+/// Only these values are true of xtrain.
+const fn only(silent: &'static [&'static str]) -> Support {
+    Support::Known {
+        silent,
+        noted: Some(&[]),
+    }
+}
+
+/// Whatever the value, no number depends on it; these say nothing that is worth a note.
+const fn anyway(silent: &'static [&'static str]) -> Support {
+    Support::Known {
+        silent,
+        noted: None,
+    }
+}
+
+/// The first are true of xtrain, the others with a note.
+const fn with_note(silent: &'static [&'static str], noted: &'static [&'static str]) -> Support {
+    Support::Known {
+        silent,
+        noted: Some(noted),
+    }
+}
+
+const FALSE: Support = only(&["false"]);
+const TRUE: Support = only(&["true"]);
+const NONE: Support = only(NOT_SET);
+const ANYWAY: Support = anyway(NOT_SET);
+
+// Evaluation takes most of them as well, so that a training run's settings are answered there in the
+// same way.
+unbuilt! {
+TRAIN_EVAL {
+    // Precision and memory.
+    fp16_opt_level: only(&["O1"]), "there is one form of mixed precision, which is O1's: master weights and moments stay in float32";
+    fp16_backend half_precision_backend: anyway(&["auto"]), "mixed precision is part of the compiled graph; there are no backends to choose from";
+    gradient_checkpointing_kwargs activation_checkpointing_kwargs: ANYWAY, "they are torch.utils.checkpoint's; see gradient_checkpointing";
+    scan_layers: FALSE, "layers are compiled one after the other; XLA compiles equal kernels once";
+    auto_find_batch_size: FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto";
+    low_cpu_mem_usage: ANYWAY, "weights are mapped from the file; there is nothing to switch";
+    use_cache: ANYWAY, "training keeps no past keys and values";
+
+    // Optimizer.
+    adafactor: FALSE, "it is chosen with --optim adafactor now";
+    optim_target_modules: NONE, "all parameters are trained";
+    average_tokens_across_devices: TRUE, "the loss is always divided by the number of tokens over all devices and microbatches";
+    use_liger_kernel: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
+    liger_kernel_config: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
+    full_determinism: only(&["true", "false"]), "runs are always deterministic";
+
+    // Devices and processes.
+    use_mps_device use_ipex: FALSE, "choose the device with --device";
+    xpu_backend: NONE, "choose the device with --device";
+    local_rank: only(&["-1", "0"]), "which process this is comes from the environment that the launcher sets";
+    ddp_backend: ANYWAY, "collectives are the device's own: NCCL, Neuron's, on the CPU Gloo";
+    ddp_timeout: anyway(&["1800"]), "a process that hangs is found by its heartbeat; see heartbeat_timeout of xtrain launch";
+    ddp_find_unused_parameters: ANYWAY, "gradients are part of the compiled graph; there are no unused parameters to find";
+    ddp_broadcast_buffers: ANYWAY, "the models have no buffers";
+    ddp_static_graph: ANYWAY, "the graph is always static";
+    parallelism_config: NONE, "it drives accelerate; see data_parallel, shard_parallel and tensor_parallel";
+    deepspeed: Support::Instead(instead::of_deepspeed), "DeepSpeed drives PyTorch; its parts have flags of their own";
+    fsdp: Support::Instead(instead::of_fsdp), "it drives PyTorch's FSDP; see shard_parallel and shard_optimizer_state";
+    fsdp_config: ANYWAY, "it drives PyTorch's FSDP; weights are gathered layer by layer";
+    fsdp_min_num_params: anyway(&["0"]), "it drives PyTorch's FSDP; weights are gathered layer by layer";
+    fsdp_transformer_layer_cls_to_wrap: ANYWAY, "it drives PyTorch's FSDP; weights are gathered layer by layer";
+    sharded_ddp: Support::Instead(instead::of_sharded_ddp), "it drives fairscale; see shard_parallel and shard_optimizer_state";
+    accelerator_config: Support::Instead(instead::of_accelerate), "accelerate drives PyTorch; batch sizes are per device, batches come in seeded order";
+    tpu_num_cores: NONE, "TPUs are not supported";
+    tpu_metrics_debug: FALSE, "TPUs are not supported";
+    torch_compile: ANYWAY, "the whole step is always compiled, by XLA";
+    torch_compile_backend torch_compile_mode torchdynamo: ANYWAY, "the whole step is always compiled, by XLA";
+    jit_mode_eval: ANYWAY, "evaluation is always compiled";
+}
+EVAL {
+    ddp_bucket_cap_mb: ANYWAY, "an evaluation has no gradients";
+    save_only_model ignore_data_skip eval_delay eval_on_start group_by_length train_sampling_strategy include_num_input_tokens_seen: ANYWAY, "nothing is trained";
+    per_gpu_train_batch_size: ANYWAY, "an evaluation trains nothing";
+    neftune_noise_alpha: ANYWAY, "an evaluation has no noise";
+    report_to logging_dir run_name: ANYWAY, "an evaluation prints its results";
+    push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision: ANYWAY, "an evaluation pushes nothing";
+    push_to_hub_model_id push_to_hub_token: ANYWAY, "an evaluation pushes nothing";
+}
+LABELLED {
+    metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
+}
+TOKEN_CLS {
+    return_entity_level_metrics: ANYWAY, "only the scores over all kinds of entities together are computed";
+}
+LANGUAGE_MODELS {
+    do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";
+}
+TRAIN_EVAL {
+    debug: NONE, "there are no debug modes by that name";
+    torch_empty_cache_steps: ANYWAY, "memory is planned when the graph is compiled";
+
+    // Model and Hub.
+    use_fast_tokenizer: TRUE, "only fast tokenizers (tokenizer.json) are read";
+    trust_remote_code: ANYWAY, "model code is never fetched or run; the supported models need none";
+    use_auth_token: with_note(NOT_SET, &["true"]), "the token that `hf auth login` saved is used anyway; another one is given as token";
+    push_to_hub_organization: NONE, "the organization is written in hub_model_id, as ORGANIZATION/NAME";
+    enable_jit_checkpoint: ANYWAY, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on";
+
+    // Data.
+}
+EVAL {
+    streaming: FALSE, "an evaluation reads its set once, and keeps it tokenized and memory-mapped";
+}
+TRAIN_EVAL {
+    keep_linebreaks: with_note(&[], &["true"]), "line breaks are always kept";
+    length_column_name: anyway(&["length"]), "lengths are counted in tokens";
+    dataloader_pin_memory: anyway(&["true"]), "batches are uploaded by the runtime";
+    dataloader_persistent_workers: ANYWAY, "workers always live as long as the run";
+    dataloader_prefetch_factor: ANYWAY, "how far to read ahead follows from dataloader_num_workers";
+    dataloader_multiprocessing_context: ANYWAY, "workers are threads";
+    dataloader_in_order: anyway(&["true"]), "batches always come in order";
+    split_batches: NONE, "batch sizes are per device";
+    remove_unused_columns: anyway(&["true"]), "columns that no flag names are not read";
+    label_names: NONE, "labels come from the text or from label_column_name";
+    past_index: only(&["-1"]), "past states are not carried from batch to batch";
+
+    // Logging.
+    logging_nan_inf_filter: anyway(&["true"]), "a loss that is not finite stops the run";
+    log_level log_level_replica: anyway(&["passive", "warning"]), "there is one level of messages";
+    log_on_each_node: anyway(&["true"]), "rank 0 logs for all processes";
+    include_tokens_per_second: ANYWAY, "tokens per second are always in the step line";
+    skip_memory_metrics: TRUE, "memory is reported by --dry_run and bench";
+    project: anyway(&["", "huggingface"]), "only trackio shows it";
+    trackio_space_id trackio_bucket_id trackio_static_space_id: ANYWAY, "records go to standard output and to log.jsonl in output_dir";
+
+    // Checkpoints and evaluation.
+    save_safetensors: TRUE, "weights are always written as safetensors";
+    save_on_each_node: FALSE, "rank 0 saves for all processes, into a directory that all machines share";
+    restore_callback_states_from_checkpoint: ANYWAY, "there are no callbacks to restore";
+    prediction_loss_only: ANYWAY, "evaluation always computes all of the task's metrics";
+    eval_accumulation_steps: ANYWAY, "evaluation keeps no predictions";
+    eval_do_concat_batches: anyway(&["true"]), "evaluation keeps no predictions";
+    eval_use_gather_object: ANYWAY, "evaluation keeps no predictions";
+    batch_eval_metrics: ANYWAY, "metrics are always summed up batch by batch";
+    use_legacy_prediction_loop: ANYWAY, "there is one loop";
+    include_inputs_for_metrics: ANYWAY, "no metric needs the inputs";
+    include_for_metrics: ANYWAY, "no metric needs more";
+}
+}
 
 #[cfg(test)]
 mod tests {

@@ -106,7 +106,7 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     Ok(flags)
 }
 
-/// A data set of the Hub brings its files, and is named where something is said about it.
+/// A data set of the Hub brings its files, and is named in messages about them.
 fn one_source_of_rows(flags: &Flags) -> Result<(), UsageError> {
     if !flags.dataset_name.is_given() {
         return if flags.dataset_config_name.is_given() {

@@ -2,10 +2,9 @@
 
 use super::command::{COMMANDS, CommandName};
 use super::error::{Advice, Asked, Origin, UsageError};
-use super::flags::{FLAGS, Flag, Flags, Support};
+use super::flags::{FLAGS, Flag, Flags, Support, UNBUILT};
 use super::kind::{Wrong, parse_bool};
 use super::nearest::nearest;
-use super::unbuilt::UNBUILT;
 
 /// Every flag, the built ones first.
 pub fn all() -> impl Iterator<Item = &'static Flag> {
@@ -85,10 +84,12 @@ impl Flags {
     }
 }
 
-/// Whether two texts say the same: in any case, and booleans in every spelling.
-fn same(a: &str, b: &str) -> bool {
-    let truth = parse_bool(a);
-    a.eq_ignore_ascii_case(b) || (truth.is_some() && truth == parse_bool(b))
+/// Whether two texts say the same: in any case, booleans and numbers in every spelling.
+pub fn same(a: &str, b: &str) -> bool {
+    let (truth, number) = (parse_bool(a), |text: &str| text.parse::<f64>().ok());
+    a.eq_ignore_ascii_case(b)
+        || (truth.is_some() && truth == parse_bool(b))
+        || (number(a).is_some() && number(a) == number(b))
 }
 
 fn unsupported(flag: &Flag, text: &str, origin: Origin, instead: Option<String>) -> UsageError {

@@ -269,46 +269,53 @@ const INTRODUCTION: &str = "# Coming from transformers
 
 `python run_clm.py FLAGS` is `xtrain train clm FLAGS` here, `run_mlm.py` is `train mlm`, `run_glue.py` is `train cls`, `run_ner.py` is
 `train token-cls`, and `run_clm.py settings.json` is `xtrain train clm settings.json`. Of `torchrun --nproc_per_node 8 run_clm.py FLAGS` the
-launcher is `xtrain launch --nproc_per_node 8 -- train clm FLAGS`. Flags have the same names, meanings and defaults, with these differences:
+launcher is `xtrain launch --nproc_per_node 8 -- train clm FLAGS`.
 
-- *same*: the flag is built; where its help says more, see [flags.md](flags.md).
-- *taken*: it asks for what happens anyway, or for something that no number depends on. A value that says something gets a note.
-- *refused*: the run would not be what was asked for. All refusals of a command line are printed at once, each with what to use instead.
+All settings in the tables below are known, under the same name and with the same meaning and default, but for what the last column says.
+[flags.md](flags.md) says what each does. Most have a flag. The others stand there under
+[Known names without a flag](flags.md#known-names-without-a-flag): they are accepted where they ask for what happens anyway, or for something that
+no number depends on, and refused, with what to use instead, where the run would not be what was asked for. All refusals of a command line are
+printed at once.
 
 A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
 place in the data follows from the number of steps. In transformers `do_train` must be given to train; here it is the default.
 ";
 
-/// What becomes of a setting: a word, and why.
-fn outcome(flag: &Flag, name: &str) -> String {
-    let list = |values: &[&str]| {
-        let named = values.iter().filter(|value| !value.is_empty());
-        named
-            .map(|value| format!("`{value}`"))
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    match flag.support {
-        Support::Built(_) if flag.name == name => "same |".into(),
-        Support::Built(_) => format!("same | its name is `{}`", flag.name),
-        Support::Known { noted: None, .. } => format!("taken | {}", flag.help),
-        Support::Known {
-            silent,
-            noted: Some(noted),
-        } => {
-            let accepted = [silent, noted].concat();
-            format!("taken: {}; else refused | {}", list(&accepted), flag.help)
-        }
-        Support::Instead(_) => format!("refused with the flags that do the same | {}", flag.help),
+/// Where a setting is something else here than in transformers, which has this default. A name
+/// without a flag has an empty cell, which stays as it is when it gets one.
+fn difference(flag: &Flag, name: &str, default: Option<&str>) -> String {
+    let mut parts = Vec::new();
+    if flag.is_built() && flag.name != name {
+        parts.push(format!("its name is `{}`", flag.name));
     }
+    let has_other = default.is_some_and(|default| !lookup::same(flag.default, default));
+    if flag.is_built() && has_other {
+        parts.push(match flag.default {
+            "" => "no default".into(),
+            own => format!("default `{own}`"),
+        });
+    }
+    parts.join("; ")
 }
 
-fn table(page: &mut String, command: CommandName, names: impl Iterator<Item = &'static str>) {
-    page.push_str("| Setting | Here | |\n|---|---|---|\n");
-    for name in names {
+/// The table of these settings of a command, each with its default in transformers, if it has one.
+fn table<'n>(
+    page: &mut String,
+    command: impl Fn(&str) -> CommandName,
+    settings: impl Iterator<Item = (&'n str, Option<&'n str>)>,
+) {
+    page.push_str("| Setting | Default in transformers | Here |\n|---|---|---|\n");
+    for (name, default) in settings {
+        let command = command(name);
         let flag = lookup::find(name, command);
         let flag = flag.unwrap_or_else(|| panic!("{} does not know {name}", command.words()));
-        let _ = writeln!(page, "| `{name}` | {} |", outcome(flag, name));
+        let shown = default.filter(|default| !default.is_empty());
+        let shown = shown.map_or(String::new(), |default| format!("`{default}`"));
+        let _ = writeln!(
+            page,
+            "| `{name}` | {shown} | {} |",
+            difference(flag, name, default)
+        );
     }
 }
 
@@ -340,18 +347,19 @@ fn markdown() -> String {
     let fixture = Fixture::new();
     let mut page = String::from(INTRODUCTION);
     page.push_str("\n## TrainingArguments of transformers 5.23\n\n");
-    let clm = CommandName::Train(TaskName::Clm);
     // Of these only tasks with labels predict.
-    let cls = CommandName::Train(TaskName::Cls);
-    page.push_str("| Setting | Here | |\n|---|---|---|\n");
-    for (name, _) in FIELDS {
-        let command = if name == "do_predict" { cls } else { clm };
-        let flag = lookup::find(name, command).unwrap_or_else(|| panic!("{name}"));
-        let _ = writeln!(page, "| `{name}` | {} |", outcome(flag, name));
-    }
+    let command = |name: &str| match name {
+        "do_predict" => CommandName::Train(TaskName::Cls),
+        _ => CommandName::Train(TaskName::Clm),
+    };
+    table(&mut page, command, FIELDS.iter().copied());
     for (script, command, names) in SCRIPTS {
         let _ = write!(page, "\n## {script}'s own\n\n");
-        table(&mut page, command, names.iter().copied());
+        table(
+            &mut page,
+            |_| command,
+            names.iter().map(|name| (*name, None)),
+        );
     }
     page.push_str(
         "\n## Command lines\n\nForty as documentation and people write them, each read by the parser: models and data sets are the Hub's.\n",
@@ -393,9 +401,9 @@ fn reference_of_migration_is_up_to_date() {
     );
 }
 
-/// What the table says of a setting is what the parser does with it.
+/// What the pages say of a setting is what the parser does with it.
 #[test]
-fn the_table_agrees_with_the_parser() {
+fn the_pages_agree_with_the_parser() {
     for (script, command, names) in SCRIPTS {
         let fields = FIELDS.iter().map(|(name, _)| *name);
         for name in fields.chain(names.iter().copied()) {
@@ -403,18 +411,34 @@ fn the_table_agrees_with_the_parser() {
             let flag = flag.unwrap_or_else(|| panic!("{script} does not know {name}"));
             let mut flags = Flags::new(command);
             let taken = flags.take(flag, &["xyzzy".into()], Origin::CommandLine);
-            let said = outcome(flag, name);
-            let agrees = match taken {
-                Ok(()) if flags.notes.is_empty() => {
-                    said.starts_with("same") || flag.name == "accelerator_config"
+            let agrees = match (taken, flag.support) {
+                (Err(UsageError::Refused { .. }), Support::Built(_)) => false,
+                (_, Support::Built(_)) => flags.notes.is_empty(),
+                (Ok(()), Support::Known { noted: None, .. }) => flags.notes.len() == 1,
+                (Ok(()), Support::Instead(_)) => flag.name == "accelerator_config",
+                (Err(UsageError::Refused { .. }), support) => {
+                    !matches!(support, Support::Known { noted: None, .. })
                 }
-                Ok(()) => said.starts_with("taken |"),
-                Err(UsageError::Refused { .. }) => said.contains("refused"),
-                Err(_) => said.starts_with("same"),
+                (_, Support::Known { .. } | Support::Instead(_)) => false,
             };
-            assert!(agrees, "{name}: {said}");
+            assert!(agrees, "{name}: {:?}", flags.notes);
         }
     }
+}
+
+/// The page differs from transformers' defaults only where it has to, and says so.
+#[test]
+fn differences_are_named() {
+    let of = |name: &str, default| {
+        let flag = lookup::find(name, CommandName::Train(TaskName::Clm)).unwrap();
+        difference(flag, name, default)
+    };
+    assert_eq!(of("learning_rate", Some("5e-05")), "");
+    assert_eq!(of("learning_rate", Some("1e-04")), "default `5e-5`");
+    assert_eq!(of("bf16", Some("False")), "");
+    let alias = of("activation_checkpointing", None);
+    assert_eq!(alias, "its name is `gradient_checkpointing`");
+    assert_eq!(of("torch_compile", Some("False")), "");
 }
 
 #[test]

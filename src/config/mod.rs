@@ -15,6 +15,7 @@ mod choices;
 mod command;
 mod command_line;
 mod config_file;
+mod declare;
 mod derived;
 mod error;
 #[cfg(test)]
@@ -42,7 +43,6 @@ mod setting;
 #[cfg(test)]
 mod snapshot_tests;
 mod sweep;
-mod unbuilt;
 
 pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
 pub use derived::without_secrets;

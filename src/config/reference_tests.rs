@@ -53,8 +53,10 @@ fn markdown() -> String {
         };
         let _ = writeln!(
             page,
-            "| `{}` | {accepted} | {noted} | {} |",
-            flag.name, flag.help
+            "| `{}` | {accepted} | {noted} | {} | {} |",
+            flag.name,
+            commands(flag),
+            flag.help
         );
     }
     page
@@ -98,8 +100,8 @@ const UNBUILT_INTRODUCTION: &str = "
 These names of `TrainingArguments` and the scripts are known. Values that ask for what happens anyway are accepted, with a note where they say
 something, so that a command line or a dump of a notebook's arguments works; any other value is an error that names the flags that do the same.
 
-| Name | Accepted | With a note | Why |
-|---|---|---|---|
+| Name | Accepted | With a note | Commands | Why |
+|---|---|---|---|---|
 ";
 
 fn names(flag: &Flag) -> String {
