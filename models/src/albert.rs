@@ -78,12 +78,14 @@ impl Albert {
             base: "albert",
             layers: "encoder.albert_layer_groups",
             layer: &LAYER,
-            lm_head: MaskedLmHead {
-                dense: "predictions.dense",
-                norm: "predictions.LayerNorm",
-                bias: "predictions.bias",
-                activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
-            },
+            lm_head: MaskedLmHead::new(
+                [
+                    "predictions.dense",
+                    "predictions.LayerNorm",
+                    "predictions.bias",
+                ],
+                Activation::from_config(&read, "hidden_act", "gelu_new")?,
+            ),
             sequence_head: SequenceHead::pooler("albert.pooler"),
         };
         let mut encoder = Encoder::read(config, &read, head, form)?;

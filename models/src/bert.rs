@@ -70,12 +70,14 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
         base: "bert",
         layers: "encoder.layer",
         layer: &BERT_LAYER,
-        lm_head: MaskedLmHead {
-            dense: "cls.predictions.transform.dense",
-            norm: "cls.predictions.transform.LayerNorm",
-            bias: "cls.predictions.bias",
-            activation: Activation::from_config(&read, "hidden_act", "gelu")?,
-        },
+        lm_head: MaskedLmHead::new(
+            [
+                "cls.predictions.transform.dense",
+                "cls.predictions.transform.LayerNorm",
+                "cls.predictions.bias",
+            ],
+            Activation::from_config(&read, "hidden_act", "gelu")?,
+        ),
         sequence_head: SequenceHead::pooler("bert.pooler.dense"),
     };
     Ok(Box::new(Encoder::read(config, &read, head, form)?))

@@ -82,12 +82,14 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
         base: "distilbert",
         layers: "transformer.layer",
         layer: &LAYER,
-        lm_head: MaskedLmHead {
-            dense: "vocab_transform",
-            norm: "vocab_layer_norm",
-            bias: "vocab_projector.bias",
-            activation: Activation::from_config(&read, "hidden_act", "gelu")?,
-        },
+        lm_head: MaskedLmHead::new(
+            [
+                "vocab_transform",
+                "vocab_layer_norm",
+                "vocab_projector.bias",
+            ],
+            Activation::from_config(&read, "hidden_act", "gelu")?,
+        ),
         sequence_head: SequenceHead {
             dense: "pre_classifier",
             activation: Activation::Relu,

@@ -201,6 +201,18 @@ pub(crate) struct MaskedLmHead {
     pub activation: Activation,
 }
 
+impl MaskedLmHead {
+    /// With the names of its dense layer, its norm and its bias.
+    pub fn new([dense, norm, bias]: [&'static str; 3], activation: Activation) -> Self {
+        MaskedLmHead {
+            dense,
+            norm,
+            bias,
+            activation,
+        }
+    }
+}
+
 /// A dense layer with an activation, dropout, the classifier's matrix.
 pub(crate) struct SequenceHead {
     pub dense: &'static str,

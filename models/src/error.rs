@@ -2,6 +2,7 @@
 
 /// What building or recording a model can fail with.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// A configuration lacks a key that has no default.
     #[error("{source_name}: `{key}` is missing")]
@@ -49,7 +50,7 @@ pub enum Error {
         legal: String,
     },
     /// A classifier without labels.
-    #[error("a classifier needs a label at least")]
+    #[error("a classifier needs at least one label")]
     NoLabels,
     /// A cache for other models.
     #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]

@@ -8,6 +8,8 @@
 //! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a
 //! golden case.
 
+#![warn(missing_docs)]
+
 mod activation;
 mod albert;
 mod axis;
@@ -415,7 +417,7 @@ mod tests {
             (
                 "bert",
                 HeadKind::SequenceClassification { labels: 0 },
-                ["a label", "at least"],
+                ["at least", "one label"],
             ),
         ] {
             let message = build(default_config(model_type).unwrap(), task)

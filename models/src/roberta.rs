@@ -65,13 +65,11 @@ fn build(config: Config, _: Config, head: HeadKind) -> Result<Box<dyn Model>> {
         base: "roberta",
         layers: "encoder.layer",
         layer: &BERT_LAYER,
-        lm_head: MaskedLmHead {
-            dense: "lm_head.dense",
-            norm: "lm_head.layer_norm",
-            bias: "lm_head.bias",
+        lm_head: MaskedLmHead::new(
+            ["lm_head.dense", "lm_head.layer_norm", "lm_head.bias"],
             // Whatever hidden_act says.
-            activation: Activation::Gelu(Gelu::Erf),
-        },
+            Activation::Gelu(Gelu::Erf),
+        ),
         sequence_head: SequenceHead {
             dense: "classifier.dense",
             activation: Activation::Tanh,
