@@ -347,7 +347,7 @@ fn what_is_wrong_with_an_object_is_told() {
     assert!(
         missing
             .stderr
-            .contains("none.txt is not there: the server answered 404"),
+            .contains("none.txt was not found: the server answered 404"),
         "{}",
         missing.stderr
     );

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Phrases without a legitimate use here, each with what to write.
-const PHRASES: [(&str, &str); 16] = [
+const PHRASES: [(&str, &str); 19] = [
     ("told", "reported, passed, given, printed"),
     ("so many", "N, this many"),
     ("put together", "gathered, collated, built"),
@@ -16,6 +16,9 @@ const PHRASES: [(&str, &str); 16] = [
     ("gone on with", "resumed"),
     ("goes on with", "resumes"),
     ("go on with", "resume"),
+    ("goes on from", "resumes from, continues from"),
+    ("is said", "is reported, is printed"),
+    ("is not there", "is missing, was not found"),
     ("heard of", "no heartbeat from"),
     ("what is there", "name the thing"),
     (

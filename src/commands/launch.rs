@@ -15,10 +15,10 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
         Ok(Verdict::Failed(cause)) => {
             let hint = match settings.max_restarts {
                 0 => {
-                    "with --max_restarts N it would be started again from its last checkpoint; --resume_from_checkpoint goes on by hand"
+                    "with --max_restarts N it would be started again from its last checkpoint; --resume_from_checkpoint resumes by hand"
                 }
                 _ => {
-                    "once the cause is gone, the same command with --resume_from_checkpoint goes on from the last checkpoint"
+                    "once the cause is gone, the same command with --resume_from_checkpoint resumes from the last checkpoint"
                 }
             };
             Err(Error::failed(cause).with_hint(hint))

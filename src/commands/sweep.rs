@@ -108,7 +108,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     }
     report(&plan, &done)?;
     if let Some(signal) = interrupted {
-        eprintln!("stopped; the same command goes on from here");
+        eprintln!("stopped; the same command resumes here");
         return Ok(Outcome::Interrupted { signal });
     }
     if failures.is_empty() {

@@ -61,7 +61,7 @@ pub enum Error {
     #[error("{} cannot be read: {reason}", url.display())]
     BadUrl { url: PathBuf, reason: String },
 
-    #[error("{} is not there: the server answered 404. Check the address", url.display())]
+    #[error("{} was not found: the server answered 404. Check the address", url.display())]
     NoObject { url: PathBuf },
 
     #[error("{} may not be read: {hint}", url.display())]

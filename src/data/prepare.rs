@@ -121,7 +121,7 @@ impl Job<'_> {
         })
     }
 
-    /// The set from disk or, if it is not there or damaged, made by `write`, which gets the path
+    /// The set from disk or, if it is missing or damaged, made by `write`, which gets the path
     /// and whether ids need 32 bits. Of the processes that share a cache directory one makes it; the
     /// others wait.
     fn find_or_make(&self, write: impl Fn(&Path, bool) -> Result<()>) -> Result<Rows> {

@@ -50,7 +50,7 @@ pub enum Error {
     )]
     Replaced { endpoint: String },
     #[error("{what} did not arrive within {seconds} s: {}", match &.missing[..] {
-        [] => "a process of the job has not come so far".into(),
+        [] => "a process of the job has not reached this point".into(),
         missing => format!("{} did not join", super::job::listed("rank", missing)),
     })]
     Timeout {

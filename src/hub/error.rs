@@ -82,7 +82,9 @@ pub enum Error {
         status: u16,
     },
 
-    #[error("the Hub ({endpoint}) gave an answer for {name} that makes no sense: {reason}")]
+    #[error(
+        "the Hub ({endpoint}) sent an answer for {name} that xtrain does not understand: {reason}"
+    )]
     Answer {
         endpoint: String,
         name: String,

@@ -136,7 +136,7 @@ enum Upload<'a> {
     Large(&'a Addition, String),
 }
 
-/// What a server said.
+/// What a server answered.
 struct Answer {
     status: u16,
     /// Its own words about a refusal.

@@ -446,7 +446,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     )
 }
 
-/// Status, a header, and what is said.
+/// Status, a header, and the body.
 type Said = (u16, Option<(&'static str, String)>, Value);
 
 fn said(status: u16, body: Value) -> Said {

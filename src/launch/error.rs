@@ -3,7 +3,7 @@
 /// Why the launcher gave up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{endpoint} is no HOST:PORT")]
+    #[error("{endpoint} is not of the form HOST:PORT")]
     Endpoint { endpoint: String },
     #[error(
         "several nodes need one secret: put the same one into XTRAIN_RDZV_SECRET, or into a file for --rdzv_secret_file, on each"

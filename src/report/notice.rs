@@ -13,7 +13,7 @@ const RAREST: Duration = Duration::from_secs(5 * 60);
 /// Between two looks at whether a bar can show it.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// Where a word is said.
+/// Where a notice is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A line of its own.

@@ -43,7 +43,7 @@ pub enum Error {
     },
 
     #[error(
-        "the device says that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version"
+        "the device reports that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version"
     )]
     DeviceAttribute {
         name: &'static str,
@@ -59,7 +59,7 @@ pub enum Error {
         fix: String,
     },
 
-    #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
+    #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs are beside it", .path.display())]
     LibraryOpen { path: PathBuf, reason: String },
 
     #[error("{} has no function {symbol} ({reason}); it is not {wanted}", .path.display())]
@@ -159,7 +159,7 @@ pub enum Error {
     },
 
     #[error(
-        "argument {index} of device {device} lies on device {got}, the executable runs on device {expected}; upload it there"
+        "argument {index} of device {device} is on device {got}, the executable runs on device {expected}; upload it there"
     )]
     ArgumentDevice {
         device: usize,

@@ -1,4 +1,4 @@
-//! The pipeline against run_clm's golden rows, its cache, and what is said when there is not enough
+//! The pipeline against run_clm's golden rows, its cache, and the message when there is not enough
 //! text.
 
 use super::*;

@@ -57,7 +57,7 @@ pub enum Error {
     )]
     LongPrompt { tokens: usize, positions: usize },
     #[error(
-        "this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running"
+        "this device's compiler does not report how much memory a graph needs, so no batch size can be found without running"
     )]
     NoMemoryStatistics,
     #[error(

@@ -15,7 +15,7 @@ pub enum Fault {
     BreaksOff(usize),
     /// An answer with this status, this many times.
     Status(&'static str, usize),
-    /// The connection is accepted, and nothing is ever said.
+    /// The connection is accepted, and nothing is ever sent.
     Silent,
     /// Ranges are ignored.
     NoRanges,

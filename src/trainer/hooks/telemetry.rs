@@ -29,7 +29,7 @@ pub struct TelemetryHook {
 }
 
 impl TelemetryHook {
-    /// A run of `device` that goes on from `start`.
+    /// A run of `device` that resumes at `start`.
     pub fn new(
         telemetry: Telemetry,
         client: Client,

@@ -256,7 +256,7 @@ pub struct HostTensor {
     pub bytes: Vec<u8>,
 }
 
-/// Whether every element is a finite number. State is f32 or bf16; of other types nothing is said.
+/// Whether every element is a finite number. State is f32 or bf16; other types are not looked at.
 pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
     // Without a branch for each value, which would take several times as long.
     fn all_finite<const N: usize>(block: &[u8], is_finite: impl Fn([u8; N]) -> bool) -> bool {

@@ -264,8 +264,8 @@ fn attention_for_cudnn_is_one_call_each_way() {
     );
 }
 
-/// On a card products of f32 are as exact as everywhere unless TF32 is asked for. XLA rounds where
-/// nothing is said.
+/// On a card products of f32 are as exact as everywhere unless TF32 is asked for. XLA rounds by
+/// default.
 #[test]
 fn products_of_f32_are_exact_unless_tf32_is_asked_for() {
     let precisions = |tf32: bool| -> BTreeSet<Vec<i32>> {
