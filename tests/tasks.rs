@@ -310,6 +310,51 @@ fn a_decoder_becomes_a_classifier() {
 }
 
 #[test]
+fn an_evaluation_may_have_its_loss_alone() {
+    let bench = Bench::new();
+    let train = |out: &str, more: &str| {
+        let run = bench.run(&format!(
+            "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --max_steps 2 --do_train \
+             --do_eval --save_strategy no --output_dir {out} {more}"
+        ));
+        run.succeeded();
+        let results = bench.json(&format!("{out}/all_results.json"));
+        let keys = results.as_object().unwrap().keys();
+        let metrics = keys.filter(|key| key.starts_with("eval_f1") || *key == "eval_accuracy");
+        (results["eval_loss"].clone(), metrics.count())
+    };
+    let (loss, metrics) = train("all", "");
+    assert!(loss.is_number() && metrics == 5, "{loss} {metrics}");
+    let (alone, metrics) = train("alone", "--prediction_loss_only");
+    assert_eq!((alone, metrics), (loss, 0));
+    // Predictions need what the metrics need.
+    let (_, metrics) = train(
+        "predicted",
+        "--prediction_loss_only --do_predict --test_file posts-valid.csv",
+    );
+    assert_eq!(metrics, 5);
+    assert!(bench.path("predicted/predictions.csv").exists());
+    let eval = bench.run(
+        "eval cls --json --disable_tqdm --prediction_loss_only --model_name_or_path alone --validation_file posts-valid.csv \
+         --label_column_name sentiment --text_column_name text --max_seq_length 48",
+    );
+    eval.succeeded();
+    let eval: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
+    assert!(eval["eval_loss"].is_number() && eval.get("eval_accuracy").is_none());
+    // Nothing but the loss can decide which checkpoint is the best.
+    let run = bench.run(&format!(
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --output_dir best \
+         --prediction_loss_only --metric_for_best_model accuracy --load_best_model_at_end --eval_strategy steps"
+    ));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("there is no metric `accuracy`"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
 fn every_encoder_learns_masked_tokens() {
     for (name, model, class) in [
         ("bert", BERT, "BertForMaskedLM"),

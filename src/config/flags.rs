@@ -531,6 +531,9 @@ Evaluation {
     early_stopping_patience: Option<Count<1>>, TRAIN;
     /// Minimum change of the metric that counts as improvement
     early_stopping_threshold: NotNegative = "0.0", TRAIN;
+    /// Evaluate the loss alone (language models: with the perplexity), not the task's metrics; faster.
+    /// With do_predict they are computed all the same
+    prediction_loss_only: bool = "false", TRAIN_EVAL, shapes graphs;
     /// Include the texts in the CSV file
     include_text: bool = "false", PREDICT_CLS;
 }
@@ -828,7 +831,6 @@ TRAIN_EVAL {
     save_safetensors: TRUE, "weights are always written as safetensors";
     save_on_each_node: FALSE, "rank 0 saves for all processes, into a directory that all machines share";
     restore_callback_states_from_checkpoint: ANYWAY, "there are no callbacks to restore";
-    prediction_loss_only: ANYWAY, "evaluation always computes all of the task's metrics";
     eval_accumulation_steps: ANYWAY, "evaluation keeps no predictions";
     eval_do_concat_batches: anyway(&["true"]), "evaluation keeps no predictions";
     eval_use_gather_object: ANYWAY, "evaluation keeps no predictions";

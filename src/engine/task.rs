@@ -8,14 +8,15 @@ use super::model::{LoadedModel, ModelConfig};
 use crate::config::{Flags, RunPlan, TaskPlan};
 use crate::data::padding::Padding;
 use crate::data::stream::StreamSpec;
-use crate::data::{Error as DataError, LabelMap, Set, Tokenizer};
+use crate::data::{Error as DataError, HostLabels, LabelMap, Set, Tokenizer};
 use crate::parallel::Mesh;
 use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
 use crate::trainer::evaluate::Metrics;
 use crate::trainer::parameters::Head;
 use serde_json::Value;
 use std::sync::Arc;
-use xtrain_models::{Config, Model};
+use xtrain_graphs::Tensor;
+use xtrain_models::{Config, Model, Predictions};
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +224,27 @@ pub fn load_task(
     Ok((loaded, data, tokenizer))
 }
 
+/// No metrics but the loss, and the perplexity where the task has it.
+struct LossOnly {
+    has_perplexity: bool,
+}
+
+impl Metrics for LossOnly {
+    fn record(&self, _predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    fn add(&mut self, _outputs: &[f32], _labels: &HostLabels, _examples: usize) {}
+
+    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+
+    fn has_perplexity(&self) -> bool {
+        self.has_perplexity
+    }
+}
+
 /// A task whose lengths and labels are decided.
 pub struct TaskData {
     plan: TaskPlan,
@@ -285,7 +307,14 @@ impl TaskData {
 
     /// Begins the metrics of an evaluation.
     pub fn metrics(&self) -> Box<dyn Metrics> {
-        self.plan.metrics(self.labels())
+        let metrics = self.plan.metrics(self.labels());
+        // Predictions are taken from the metrics.
+        if *self.flags.prediction_loss_only && !self.flags.predicts() {
+            return Box::new(LossOnly {
+                has_perplexity: metrics.has_perplexity(),
+            });
+        }
+        metrics
     }
 
     /// Threads that prepare batches.
