@@ -74,6 +74,7 @@ struct Albert {
 
 impl Albert {
     fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
+        let activation = Activation::from_config(&read, "hidden_act", "gelu_new")?;
         let form = Form {
             base: "albert",
             layers: "encoder.albert_layer_groups",
@@ -84,7 +85,7 @@ impl Albert {
                     "predictions.LayerNorm",
                     "predictions.bias",
                 ],
-                Activation::from_config(&read, "hidden_act", "gelu_new")?,
+                activation,
             ),
             sequence_head: SequenceHead::pooler("albert.pooler"),
         };

@@ -31,7 +31,7 @@ impl Best {
         }
     }
 
-    /// Goes on from a checkpoint.
+    /// Resumes from a checkpoint.
     pub fn resume(rule: BestRule, saved: &TrainerState) -> Self {
         let counter = saved
             .stateful_callbacks

@@ -69,10 +69,10 @@ fn handed_on(op: &Op, operands: &[(Option<usize>, &Shape)], result: &Shape) -> O
         Op::ScatterAddRows => first,
         // Element by element, row by row, head by head: as an operand of the result's shape has it.
         _ => {
-            let same = operands
+            let mut same = operands
                 .iter()
                 .filter(|(_, shape)| shape.dims == result.dims);
-            same.filter_map(|(dim, _)| *dim).next()
+            same.find_map(|(dim, _)| *dim)
         }
     }
 }
