@@ -8,16 +8,18 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xtrain::cache::{CacheSettings, emit};
+use xtrain::data::HostLabels;
 use xtrain::parallel::Mesh;
 use xtrain::runtime::{Library, conformance, hlo};
 use xtrain::trainer::ahead::{Ahead, RunShapes};
 use xtrain::trainer::device;
+use xtrain::trainer::evaluate::Metrics;
 use xtrain::trainer::feed::{BatchShape, LabelShape};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{TrainStep, placements};
 use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
-use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target};
-use xtrain_models::{Config, HeadKind};
+use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target, Tensor};
+use xtrain_models::{Config, HeadKind, Predictions};
 
 /// The CPU plugin's file.
 pub fn stand_in() -> PathBuf {
@@ -47,6 +49,21 @@ pub fn misbehaving(dir: &Path) -> PathBuf {
         .unwrap();
     assert!(built.success(), "the wrapper does not build");
     library
+}
+
+/// What an evaluation records besides the loss: the likeliest class of each row against its label.
+struct Correct;
+
+impl Metrics for Correct {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        Ok(Some(predictions.correct()?.reshape(&[1])?))
+    }
+
+    fn add(&mut self, _outputs: &[f32], _labels: &HostLabels, _examples: usize) {}
+
+    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
+        Vec::new()
+    }
 }
 
 /// A small model of each family, with dropout everywhere.
@@ -203,6 +220,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         session: &mut session,
                         step: &train_step,
                         shapes: &shapes,
+                        metrics: Some(&Correct),
                     }
                     .graphs()
                     .unwrap();
@@ -303,6 +321,7 @@ fn the_cpus_modules_do_break_rules() {
         session: &mut session,
         step: &train_step,
         shapes: &shapes,
+        metrics: None,
     }
     .graphs()
     .unwrap();

@@ -343,6 +343,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         session: &mut session,
         step: &train_step,
         shapes: &shapes,
+        metrics: None,
     }
     .compile(2, &mut |_| {})
     .unwrap();
