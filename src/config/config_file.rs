@@ -107,7 +107,7 @@ fn read_into(flags: &mut Flags, path: &Path) {
         Ok(entries) => entries,
         Err(error) => return flags.mistakes.push(error),
     };
-    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut seen = Seen::new();
     for entry in entries {
         if let Err(mistake) = take(flags, path, entry, &mut seen) {
             flags.mistakes.push(mistake);
@@ -115,12 +115,15 @@ fn read_into(flags: &mut Flags, path: &Path) {
     }
 }
 
-/// Takes one entry; `seen` has the lines of those before it.
+/// What stands in a file, by flag: key, line and the texts of the value.
+type Seen = BTreeMap<&'static str, (String, usize, Vec<String>)>;
+
+/// Takes one entry; `seen` has those before it.
 fn take(
     flags: &mut Flags,
     path: &Path,
     Entry { key, line, value }: Entry,
-    seen: &mut BTreeMap<&'static str, usize>,
+    seen: &mut Seen,
 ) -> Result<(), UsageError> {
     let origin = Origin::File {
         path: path.into(),
@@ -137,13 +140,28 @@ fn take(
             "give it on the command line",
         ));
     }
-    if let Some(first) = seen.insert(flag.name, line) {
-        return Err(UsageError::GivenTwice { key, origin, first });
+    let Some(texts) = texts(flag, flags.command, value, &origin)? else {
+        return Ok(());
+    };
+    // A dump of TrainingArguments has a setting under its old name and its new one; one of them may
+    // be as it is when nobody sets it.
+    let is_unset = |key: &str, texts: &[String]| {
+        let placeholder = format!("<{}>", key.to_ascii_uppercase());
+        matches!(texts, [text] if *text == flag.default || *text == placeholder)
+    };
+    match seen.get(flag.name) {
+        Some((other, _, same)) if *other != key && (*same == texts || is_unset(&key, &texts)) => {
+            return Ok(());
+        }
+        Some((other, _, unset)) if *other != key && is_unset(other, unset) => {}
+        Some((_, first, _)) => {
+            let first = *first;
+            return Err(UsageError::GivenTwice { key, origin, first });
+        }
+        None => {}
     }
-    match texts(flag, flags.command, value, &origin)? {
-        Some(texts) => flags.take(flag, &texts, origin),
-        None => Ok(()),
-    }
+    seen.insert(flag.name, (key, line, texts.clone()));
+    flags.take(flag, &texts, origin)
 }
 
 fn unknown_key(command: CommandName, key: String, origin: Origin) -> UsageError {
@@ -362,6 +380,32 @@ mod tests {
         }
     }
 
+    /// What transformers 4.46 and 5.23 write where nobody set anything but three settings.
+    #[test]
+    fn a_dump_has_settings_under_two_names() {
+        let flags = read(
+            "args.json",
+            r#"{"evaluation_strategy": null, "eval_strategy": "steps", "no_cuda": false, "use_cpu": true,
+                "activation_checkpointing": true, "gradient_checkpointing": true,
+                "hub_token": "<HUB_TOKEN>", "push_to_hub_token": "<PUSH_TO_HUB_TOKEN>", "mp_parameters": "",
+                "ray_scope": "last", "dispatch_batches": null, "split_batches": null}"#,
+        )
+        .unwrap();
+        assert!(
+            *flags.use_cpu && flags.notes.is_empty(),
+            "{:?}",
+            flags.notes
+        );
+        assert!(
+            flags
+                .mp_parameters
+                .clone()
+                .is_none_or(|parameters| parameters.is_empty())
+        );
+        let flags = read("args.json", r#"{"use_cpu": true, "no_cuda": false}"#).unwrap();
+        assert!(*flags.use_cpu);
+    }
+
     #[test]
     fn toml_and_json_say_the_same() {
         let toml = read(
@@ -475,7 +519,7 @@ mod tests {
             ),
             (
                 "a.toml",
-                "eval_strategy = \"no\"\nevaluation-strategy = \"no\"",
+                "eval_strategy = \"steps\"\nevaluation-strategy = \"epoch\"",
                 "a.toml:2: `evaluation-strategy` is given twice (it also stands at line 1) | keep one of the two",
             ),
             (
