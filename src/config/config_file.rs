@@ -43,6 +43,72 @@ pub fn read(mut flags: Flags) -> Flags {
     flags
 }
 
+/// What `eval` and `predict` remember of a model's training, in its directory: a settings file.
+pub const DATA_SETTINGS_FILE: &str = "data_settings.json";
+
+/// How a training run read its data: columns, lengths, what its tokenizer was told.
+const REMEMBERED: &[&str] = &[
+    "do_lower_case",
+    "task_name",
+    "text_column_name",
+    "text_pair_column_name",
+    "label_column_name",
+    "label_all_tokens",
+    "line_by_line",
+    "block_size",
+    "max_seq_length",
+];
+
+/// Adds what the model's training was told of its data to the settings of an evaluation or a
+/// prediction that were given, which win.
+pub fn recall(flags: &mut Flags) {
+    if !matches!(
+        flags.command,
+        CommandName::Eval(_) | CommandName::Predict(_)
+    ) {
+        return;
+    }
+    let Some(path) = flags.model_name_or_path.clone() else {
+        return;
+    };
+    let path = path.join(DATA_SETTINGS_FILE);
+    if !path.is_file() {
+        return;
+    }
+    let entries = match entries(&path) {
+        Ok(entries) => entries,
+        Err(error) => return flags.mistakes.push(error),
+    };
+    // Another task brings columns of its own.
+    let names_task = flags.task_name.is_given() || flags.tag_task.is_given();
+    let mut seen = Seen::new();
+    for entry in entries {
+        let is_taken = lookup::find(&entry.key, flags.command).is_some_and(Flag::is_built);
+        let is_remembered = REMEMBERED.contains(&entry.key.as_str());
+        if !is_taken || !is_remembered || (names_task && entry.key.ends_with("_column_name")) {
+            continue;
+        }
+        if let Err(mistake) = take(flags, &path, entry, &mut seen) {
+            flags.mistakes.push(mistake);
+        }
+    }
+}
+
+impl Flags {
+    /// The file that [`recall`] reads, by its name, of what this run was told; `None` if that is
+    /// nothing.
+    pub fn data_settings(&self) -> Option<(String, Vec<u8>)> {
+        let typed = &self.typed.0;
+        let told = REMEMBERED.iter().filter_map(|name| {
+            let text = typed.get(name)?.as_str();
+            Some((name.to_string(), serde_json::Value::from(text)))
+        });
+        let told: serde_json::Map<String, serde_json::Value> = told.collect();
+        let text = format!("{:#}\n", serde_json::Value::Object(told.clone()));
+        (!told.is_empty()).then(|| (DATA_SETTINGS_FILE.to_string(), text.into_bytes()))
+    }
+}
+
 /// The keys of a settings file.
 ///
 /// # Errors
