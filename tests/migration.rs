@@ -232,3 +232,57 @@ fn a_glue_task_names_its_columns() {
     ));
     assert!(run.stderr.contains("sentence1"), "{}", run.stderr);
 }
+
+/// What a training was told of its data holds for evaluations and predictions of its model, unless
+/// they are told otherwise.
+#[test]
+fn evaluations_remember_how_the_training_read_its_data() {
+    let bench = Bench::new();
+    let rows: String = (0..24)
+        .map(|i| format!("Nothing {i},Who is {i} in the text?,{}\n", i % 2))
+        .collect();
+    fs::write(bench.path("own.csv"), format!("text,body,kind\n{rows}")).unwrap();
+    bench
+        .run(&format!(
+            "train cls {BERT} --tokenizer_name wordpiece --train_file own.csv --validation_file own.csv --text_column_name body \
+             --label_column_name kind --max_seq_length 16 --do_train --do_eval --max_steps 2 --disable_tqdm --output_dir out"
+        ))
+        .succeeded();
+    assert_eq!(
+        bench.json("out/data_settings.json"),
+        json!({"text_column_name": "body", "label_column_name": "kind", "max_seq_length": "16"})
+    );
+    let trained = bench.json("out/eval_results.json");
+    let eval = |output: &str, more: &str| {
+        bench.run(&format!(
+            "eval cls --model_name_or_path out --validation_file own.csv --disable_tqdm --output_dir {output} {more}"
+        ))
+    };
+    eval("same", "").succeeded();
+    assert_eq!(
+        bench.json("same/eval_results.json")["eval_loss"],
+        trained["eval_loss"]
+    );
+    // Flags win: another column, other losses.
+    eval("other", "--text_column_name text").succeeded();
+    assert_ne!(
+        bench.json("other/eval_results.json")["eval_loss"],
+        trained["eval_loss"]
+    );
+    let run = bench.run("predict cls --model_name_or_path out --test_file own.csv --disable_tqdm");
+    run.succeeded();
+    // A damaged file is an error that names it.
+    fs::write(
+        bench.path("out/data_settings.json"),
+        "{\"max_seq_length\": \"long\"}",
+    )
+    .unwrap();
+    let run = eval("none", "");
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("data_settings.json:1: `max_seq_length` must be"),
+        "{}",
+        run.stderr
+    );
+}

@@ -316,6 +316,39 @@ fn a_resumed_run_is_one_run() {
     );
 }
 
+/// A process that is killed leaves its account as it was a moment before, and the one that resumes
+/// its run by hand adds to it.
+#[test]
+fn a_killed_run_is_accounted_for_to_its_last_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let more = "--max_steps 100000 --save_steps 20 --eval_steps 100000 --report none";
+    let mut wall = 0.0;
+    for attempt in 1..=2 {
+        let resume = ["", " --resume_from_checkpoint"][attempt - 1];
+        let start = Instant::now();
+        let mut process = train(dir, "out", &format!("{more}{resume}")).start();
+        let log = || fs::read_to_string(dir.join("out/log.jsonl")).unwrap_or_default();
+        let before = log().lines().count();
+        while log().lines().count() < before + 20 {
+            assert!(start.elapsed().as_secs() < 300, "no step: {}", log());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        wall += start.elapsed().as_secs_f64();
+        let told = json(dir, "out");
+        let run = &told["runs"][0];
+        assert_eq!(run["problems"], serde_json::json!([]), "{run}");
+        assert_parts(run, wall);
+        let processes = run["processes"].as_array().unwrap();
+        assert_eq!(processes.len(), attempt, "{run}");
+        assert!(processes.iter().all(|process| process["outcome"].is_null()));
+        assert!(number(&run["time"]["steps_device"]) > 0.0, "{run}");
+        assert!(number(&run["time"]["rest"]) < 0.001, "{run}");
+    }
+}
+
 /// A launched job whose process is killed is billed from the launcher's start to its end, the time
 /// between the processes as restarts.
 #[test]

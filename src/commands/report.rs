@@ -104,10 +104,8 @@ fn compare_losses(
         Alignment::Epoch => Some(Axis::Epoch),
         Alignment::Time => Some(Axis::Seconds),
     };
-    let found = losses::compare(runs, axis, comparison.window).map_err(|problem| {
-        Error::failed(problem)
-            .with_hint("--align names another measure: step, tokens, epoch or time")
-    })?;
+    let found = losses::compare(runs, axis, comparison.window)
+        .map_err(|(problem, fix)| Error::failed(problem).with_hint(fix))?;
     match json {
         true => println!("{}", found.json()),
         false => print!("{}", found.text()),

@@ -8,7 +8,7 @@ use crate::engine::device::create_output_dir;
 use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
-use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
+use crate::report::telemetry::{self, TELEMETRY_FILE};
 use crate::report::terminal::folded;
 use crate::trainer::interrupt::Interrupt;
 use std::path::Path;
@@ -79,19 +79,13 @@ fn close_account(dir: &Path, outcome: &str, reports: bool) {
     if !dir.join(TELEMETRY_FILE).exists() {
         return;
     }
-    let telemetry = Telemetry::append_in(dir);
-    let write = || {
-        if let Some(account) = AccountEvent::of_now(Some(outcome)) {
-            telemetry.write(&Event::Account(account));
-        }
-    };
-    write();
+    telemetry::close(dir, outcome);
     if reports {
         if let Err(error) = report::of_run(dir) {
             eprintln!("warning: no report: {}", error.one_line());
         }
         // Again, with the time that the report took.
-        write();
+        telemetry::close(dir, outcome);
     }
 }
 
@@ -107,8 +101,8 @@ fn train_and_evaluate(
         return after_training(run, None);
     }
     let hooks = push.map(|push| {
-        let files = run.tokenizer.files().iter();
-        let names = files.map(|(name, _)| name.clone()).collect();
+        let files = run.files_beside_tensors().into_iter();
+        let names = files.map(|(name, _)| name).collect();
         let settings = &run.plan.train;
         Box::new(push.hook(settings.save, &settings.output_dir, names)) as _
     });

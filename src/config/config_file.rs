@@ -43,6 +43,72 @@ pub fn read(mut flags: Flags) -> Flags {
     flags
 }
 
+/// What `eval` and `predict` remember of a model's training, in its directory: a settings file.
+pub const DATA_SETTINGS_FILE: &str = "data_settings.json";
+
+/// How a training run read its data: columns, lengths, what its tokenizer was told.
+const REMEMBERED: &[&str] = &[
+    "do_lower_case",
+    "task_name",
+    "text_column_name",
+    "text_pair_column_name",
+    "label_column_name",
+    "label_all_tokens",
+    "line_by_line",
+    "block_size",
+    "max_seq_length",
+];
+
+/// Adds what the model's training was told of its data to the settings of an evaluation or a
+/// prediction that were given, which win.
+pub fn recall(flags: &mut Flags) {
+    if !matches!(
+        flags.command,
+        CommandName::Eval(_) | CommandName::Predict(_)
+    ) {
+        return;
+    }
+    let Some(path) = flags.model_name_or_path.clone() else {
+        return;
+    };
+    let path = path.join(DATA_SETTINGS_FILE);
+    if !path.is_file() {
+        return;
+    }
+    let entries = match entries(&path) {
+        Ok(entries) => entries,
+        Err(error) => return flags.mistakes.push(error),
+    };
+    // Another task brings columns of its own.
+    let names_task = flags.task_name.is_given() || flags.tag_task.is_given();
+    let mut seen = Seen::new();
+    for entry in entries {
+        let is_taken = lookup::find(&entry.key, flags.command).is_some_and(Flag::is_built);
+        let is_remembered = REMEMBERED.contains(&entry.key.as_str());
+        if !is_taken || !is_remembered || (names_task && entry.key.ends_with("_column_name")) {
+            continue;
+        }
+        if let Err(mistake) = take(flags, &path, entry, &mut seen) {
+            flags.mistakes.push(mistake);
+        }
+    }
+}
+
+impl Flags {
+    /// The file that [`recall`] reads, by its name, of what this run was told; `None` if that is
+    /// nothing.
+    pub fn data_settings(&self) -> Option<(String, Vec<u8>)> {
+        let typed = &self.typed.0;
+        let told = REMEMBERED.iter().filter_map(|name| {
+            let text = typed.get(name)?.as_str();
+            Some((name.to_string(), serde_json::Value::from(text)))
+        });
+        let told: serde_json::Map<String, serde_json::Value> = told.collect();
+        let text = format!("{:#}\n", serde_json::Value::Object(told.clone()));
+        (!told.is_empty()).then(|| (DATA_SETTINGS_FILE.to_string(), text.into_bytes()))
+    }
+}
+
 /// The keys of a settings file.
 ///
 /// # Errors
@@ -107,7 +173,7 @@ fn read_into(flags: &mut Flags, path: &Path) {
         Ok(entries) => entries,
         Err(error) => return flags.mistakes.push(error),
     };
-    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut seen = Seen::new();
     for entry in entries {
         if let Err(mistake) = take(flags, path, entry, &mut seen) {
             flags.mistakes.push(mistake);
@@ -115,12 +181,15 @@ fn read_into(flags: &mut Flags, path: &Path) {
     }
 }
 
-/// Takes one entry; `seen` has the lines of those before it.
+/// What stands in a file, by flag: key, line and the texts of the value.
+type Seen = BTreeMap<&'static str, (String, usize, Vec<String>)>;
+
+/// Takes one entry; `seen` has those before it.
 fn take(
     flags: &mut Flags,
     path: &Path,
     Entry { key, line, value }: Entry,
-    seen: &mut BTreeMap<&'static str, usize>,
+    seen: &mut Seen,
 ) -> Result<(), UsageError> {
     let origin = Origin::File {
         path: path.into(),
@@ -137,13 +206,28 @@ fn take(
             "give it on the command line",
         ));
     }
-    if let Some(first) = seen.insert(flag.name, line) {
-        return Err(UsageError::GivenTwice { key, origin, first });
+    let Some(texts) = texts(flag, flags.command, value, &origin)? else {
+        return Ok(());
+    };
+    // A dump of TrainingArguments has a setting under its old name and its new one; one of them may
+    // be as it is when nobody sets it.
+    let is_unset = |key: &str, texts: &[String]| {
+        let placeholder = format!("<{}>", key.to_ascii_uppercase());
+        matches!(texts, [text] if *text == flag.default || *text == placeholder)
+    };
+    match seen.get(flag.name) {
+        Some((other, _, same)) if *other != key && (*same == texts || is_unset(&key, &texts)) => {
+            return Ok(());
+        }
+        Some((other, _, unset)) if *other != key && is_unset(other, unset) => {}
+        Some((_, first, _)) => {
+            let first = *first;
+            return Err(UsageError::GivenTwice { key, origin, first });
+        }
+        None => {}
     }
-    match texts(flag, flags.command, value, &origin)? {
-        Some(texts) => flags.take(flag, &texts, origin),
-        None => Ok(()),
-    }
+    seen.insert(flag.name, (key, line, texts.clone()));
+    flags.take(flag, &texts, origin)
 }
 
 fn unknown_key(command: CommandName, key: String, origin: Origin) -> UsageError {
@@ -362,6 +446,32 @@ mod tests {
         }
     }
 
+    /// What transformers 4.46 and 5.23 write where nobody set anything but three settings.
+    #[test]
+    fn a_dump_has_settings_under_two_names() {
+        let flags = read(
+            "args.json",
+            r#"{"evaluation_strategy": null, "eval_strategy": "steps", "no_cuda": false, "use_cpu": true,
+                "activation_checkpointing": true, "gradient_checkpointing": true,
+                "hub_token": "<HUB_TOKEN>", "push_to_hub_token": "<PUSH_TO_HUB_TOKEN>", "mp_parameters": "",
+                "ray_scope": "last", "dispatch_batches": null, "split_batches": null}"#,
+        )
+        .unwrap();
+        assert!(
+            *flags.use_cpu && flags.notes.is_empty(),
+            "{:?}",
+            flags.notes
+        );
+        assert!(
+            flags
+                .mp_parameters
+                .clone()
+                .is_none_or(|parameters| parameters.is_empty())
+        );
+        let flags = read("args.json", r#"{"use_cpu": true, "no_cuda": false}"#).unwrap();
+        assert!(*flags.use_cpu);
+    }
+
     #[test]
     fn toml_and_json_say_the_same() {
         let toml = read(
@@ -475,7 +585,7 @@ mod tests {
             ),
             (
                 "a.toml",
-                "eval_strategy = \"no\"\nevaluation-strategy = \"no\"",
+                "eval_strategy = \"steps\"\nevaluation-strategy = \"epoch\"",
                 "a.toml:2: `evaluation-strategy` is given twice (also at line 1) | keep one of the two",
             ),
             (

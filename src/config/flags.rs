@@ -743,7 +743,7 @@ TRAIN_EVAL {
     // Optimizer.
     adafactor: FALSE, "it is chosen with --optim adafactor now";
     optim_target_modules: NONE, "all parameters are trained";
-    average_tokens_across_devices: TRUE, "the loss is always divided by the number of tokens over all devices and microbatches";
+    average_tokens_across_devices: with_note(&["true"], &["false"]), "the loss is always divided by the number of tokens over all devices and microbatches";
     use_liger_kernel: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
     liger_kernel_config: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
     full_determinism: only(&["true", "false"]), "runs are always deterministic";
@@ -765,6 +765,7 @@ TRAIN_EVAL {
     fsdp_transformer_layer_cls_to_wrap: ANYWAY, "it drives PyTorch's FSDP; weights are gathered layer by layer";
     sharded_ddp: Support::Instead(instead::of_sharded_ddp), "it drives fairscale; see shard_parallel and shard_optimizer_state";
     accelerator_config: Support::Instead(instead::of_accelerate), "accelerate drives PyTorch; batch sizes are per device, batches come in seeded order";
+    ray_scope: anyway(&["last"]), "there is no hyperparameter search by Ray; see xtrain sweep";
     tpu_num_cores: NONE, "TPUs are not supported";
     tpu_metrics_debug: FALSE, "TPUs are not supported";
     torch_compile: ANYWAY, "the whole step is always compiled, by XLA";
@@ -813,7 +814,7 @@ TRAIN_EVAL {
     dataloader_prefetch_factor: ANYWAY, "how far to read ahead follows from dataloader_num_workers";
     dataloader_multiprocessing_context: ANYWAY, "workers are threads";
     dataloader_in_order: anyway(&["true"]), "batches always come in order";
-    split_batches: NONE, "batch sizes are per device";
+    split_batches dispatch_batches: NONE, "batch sizes are per device";
     remove_unused_columns: anyway(&["true"]), "columns that no flag names are not read";
     label_names: NONE, "labels come from the text or from label_column_name";
     past_index: only(&["-1"]), "past states are not carried from batch to batch";

@@ -30,7 +30,7 @@ kinds! {
     /// spelling too), else text.
     struct Overrides: OverrideList = Form::Word, "TEXT", "a text", overrides;
     /// SageMaker's `pipeline_parallel_degree=2,microbatches=4`, or the same as a JSON object.
-    struct MpParameters: OverrideList = Form::Word, "TEXT", "name=value pairs or a JSON object", mp_parameters;
+    struct MpParameters: OverrideList = Form::Pairs, "TEXT", "name=value pairs or a JSON object", mp_parameters;
     /// `num_cycles=2,power=1.5`, a JSON object, or nothing; as transformers reads them, a text that
     /// reads as a number or a boolean is one.
     struct NamedArguments: Arguments = Form::Pairs, "NAME=VALUE,...", "name=value pairs or a JSON object", arguments;
@@ -185,6 +185,10 @@ fn overrides(text: &str) -> Result<OverrideList, Wrong> {
 
 fn mp_parameters(text: &str) -> Result<OverrideList, Wrong> {
     const FIX: &str = "write it as pipeline_parallel_degree=2,microbatches=4, or as a JSON object";
+    // What TrainingArguments of transformers 4 dumps where there are none.
+    if text.trim().is_empty() {
+        return Ok(OverrideList::default());
+    }
     if text.trim_start().starts_with('{') {
         return match serde_json::from_str(text) {
             Ok(serde_json::Value::Object(pairs)) => Ok(pairs.into_iter().collect()),

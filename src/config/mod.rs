@@ -99,6 +99,7 @@ fn read(
         Parsed::Flags(flags) => config_file::read(*flags),
     };
     sagemaker::apply(&mut flags);
+    config_file::recall(&mut flags);
     glue::apply(&mut flags);
     flags.processes = processes;
     rules::check(&flags)?;

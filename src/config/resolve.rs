@@ -142,7 +142,7 @@ fn push(flags: &Flags) -> PushPlan {
     let token = flags
         .hub_token
         .clone()
-        .filter(|token| token != "<HUB_TOKEN>");
+        .filter(|token| !matches!(&**token, "<HUB_TOKEN>" | "<PUSH_TO_HUB_TOKEN>"));
     hub.token = token.or(hub.token);
     PushPlan {
         hub,

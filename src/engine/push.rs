@@ -78,10 +78,10 @@ impl Push {
     }
 
     /// What pushes checkpoints, where the strategy wants them pushed.
-    pub fn hook(&self, save: Cadence, output_dir: &Path, tokenizer_files: Vec<String>) -> PushHook {
+    pub fn hook(&self, save: Cadence, output_dir: &Path, model_files: Vec<String>) -> PushHook {
         PushHook(Some(Checkpoints {
             output_dir: output_dir.to_path_buf(),
-            tokenizer_files,
+            model_files,
             by_steps: matches!(save, Cadence::Steps(_) | Cadence::Share(_)),
             strategy: self.plan.strategy,
             always: self.plan.always,
@@ -192,7 +192,7 @@ impl Hook for PushHook {
 /// How checkpoints are pushed.
 struct Checkpoints {
     output_dir: PathBuf,
-    tokenizer_files: Vec<String>,
+    model_files: Vec<String>,
     /// Commits are named by steps; else by epochs, as the Trainer's are.
     by_steps: bool,
     strategy: HubStrategy,
@@ -239,7 +239,7 @@ impl Checkpoints {
             name == CONFIG_FILE
                 || name == GENERATION_CONFIG_FILE
                 || (name.starts_with("model") && name.contains(".safetensors"))
-                || self.tokenizer_files.iter().any(|own| own == name)
+                || self.model_files.iter().any(|own| own == name)
         };
         let saved = files_below(checkpoint, &|_| true);
         let model = saved.iter().filter(|(name, _)| is_model(name));

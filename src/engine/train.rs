@@ -282,13 +282,20 @@ impl Run {
         }
     }
 
+    /// The tokenizer's files and what evaluations of the model are to know of its data, by name.
+    pub fn files_beside_tensors(&self) -> Vec<(String, Vec<u8>)> {
+        let mut files = self.tokenizer.files().to_vec();
+        files.extend(self.plan.train.flags.data_settings());
+        files
+    }
+
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
         let parameters = self.loaded.model.parameters();
         SavedModel {
             config: self.loaded.model.config().values().clone(),
             generation_config: self.loaded.generation_config(),
-            tokenizer_files: self.tokenizer.files().to_vec(),
+            files: self.files_beside_tensors(),
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
             dtype: self.save_dtype(),

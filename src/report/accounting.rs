@@ -1,8 +1,10 @@
 //! Where the wall time of a process goes. The thread that began the account is in exactly one
 //! [`Part`] at every moment, so the parts add up to the time since the process started. Other
-//! threads have no account, and their calls change nothing.
+//! threads have no account, and their calls change nothing; one may read the first one's through a
+//! [`Reader`].
 
 use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Declares the parts with their names in files and the words that reports use.
@@ -89,14 +91,46 @@ impl Clock {
         frame.spent += passed;
         frame
     }
+
+    fn account(&mut self) -> Account {
+        self.lap();
+        let mut totals = self.totals;
+        for frame in &self.frames {
+            totals[frame.part as usize] += frame.spent;
+        }
+        Account {
+            wall: self.last.saturating_duration_since(self.began),
+            parts: Part::ALL.iter().copied().zip(totals).collect(),
+        }
+    }
+}
+
+/// Reads the account of the thread that made it, from any thread.
+#[derive(Clone)]
+pub struct Reader(Arc<Mutex<Clock>>);
+
+impl Reader {
+    fn with<T>(&self, use_it: impl FnOnce(&mut Clock) -> T) -> T {
+        use_it(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The account until now.
+    pub fn account(&self) -> Account {
+        self.with(Clock::account)
+    }
 }
 
 thread_local! {
-    static CLOCK: RefCell<Option<Clock>> = const { RefCell::new(None) };
+    static CLOCK: RefCell<Option<Reader>> = const { RefCell::new(None) };
 }
 
 fn with_clock<T>(use_it: impl FnOnce(&mut Clock) -> T) -> Option<T> {
-    CLOCK.with(|clock| clock.borrow_mut().as_mut().map(use_it))
+    CLOCK.with(|clock| clock.borrow().as_ref().map(|clock| clock.with(use_it)))
+}
+
+/// What reads this thread's account, if it has one.
+pub fn reader() -> Option<Reader> {
+    CLOCK.with(|clock| clock.borrow().clone())
 }
 
 /// Begins this thread's account at the start of the process, in [`Part::Start`], unless it has
@@ -107,7 +141,7 @@ pub fn begin() {
             let now = Instant::now();
             let began = process_age().and_then(|age| now.checked_sub(age));
             let began = began.unwrap_or(now);
-            Clock {
+            Reader(Arc::new(Mutex::new(Clock {
                 began,
                 last: began,
                 totals: [Duration::ZERO; PARTS],
@@ -115,7 +149,7 @@ pub fn begin() {
                     part: Part::Start,
                     spent: Duration::ZERO,
                 }],
-            }
+            })))
         });
     });
 }
@@ -180,21 +214,6 @@ pub fn transfer(part: Part, time: Duration) {
     });
 }
 
-/// The account of this thread until now, if it has one.
-pub fn account() -> Option<Account> {
-    with_clock(|clock| {
-        clock.lap();
-        let mut totals = clock.totals;
-        for frame in &clock.frames {
-            totals[frame.part as usize] += frame.spent;
-        }
-        Account {
-            wall: clock.last.saturating_duration_since(clock.began),
-            parts: Part::ALL.iter().copied().zip(totals).collect(),
-        }
-    })
-}
-
 /// How long this process has run, to a hundredth of a second; `None` where the system does not
 /// say.
 pub fn process_age() -> Option<Duration> {
@@ -255,7 +274,10 @@ mod tests {
             }
             proceed_to(Part::Rest);
             sleep(pause);
-            let account = account().unwrap();
+            // Another thread sees the same.
+            let reader = reader().unwrap();
+            let read = std::thread::spawn(move || reader.account());
+            let account = read.join().unwrap();
             let sum: Duration = account.parts.iter().map(|(_, time)| *time).sum();
             assert_eq!(sum, account.wall);
             for part in [
@@ -277,7 +299,7 @@ mod tests {
         std::thread::spawn(|| {
             drop(enter(Part::Saving));
             transfer(Part::Device, Duration::from_secs(1));
-            assert_eq!(account(), None);
+            assert!(reader().is_none());
         })
         .join()
         .unwrap();

@@ -2,14 +2,17 @@
 //! `log.jsonl`, whose lines are the same whenever a run is repeated or resumed, these tell of time,
 //! memory and compiling, which never are.
 
-use super::accounting;
+use super::accounting::{self, Account, Reader};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The name of the file in the output directory.
 pub const TELEMETRY_FILE: &str = "telemetry.jsonl";
@@ -39,7 +42,8 @@ pub enum Event {
     Process(Box<ProcessEvent>),
     /// At most one a second, and the last step.
     Step(StepEvent),
-    /// Where the time of the process went so far: now and then, and at its end.
+    /// Where the time of the process went so far. While the process runs, one stands behind its
+    /// events and is written anew ten times a second, so a killed process leaves its last.
     Account(AccountEvent),
     /// A graph is there to be used.
     Graph {
@@ -102,12 +106,11 @@ pub struct AccountEvent {
 }
 
 impl AccountEvent {
-    /// This thread's account, if it has one.
-    pub fn of_now(outcome: Option<&str>) -> Option<AccountEvent> {
-        let account = accounting::account()?;
+    /// An account that was read now.
+    pub fn new(account: &Account, outcome: Option<&str>) -> AccountEvent {
         let (time, wall_seconds) = (now(), account.wall.as_secs_f64());
         let parts = account.parts.iter();
-        Some(AccountEvent {
+        AccountEvent {
             time,
             started: time - wall_seconds,
             wall_seconds,
@@ -115,7 +118,7 @@ impl AccountEvent {
                 .map(|(part, spent)| (part.key().to_string(), spent.as_secs_f64()))
                 .collect(),
             outcome: outcome.map(str::to_string),
-        })
+        }
     }
 }
 
@@ -159,13 +162,130 @@ pub struct DeviceMemoryUse {
     pub limit_bytes: Option<i64>,
 }
 
+/// Between two accounts of a running process.
+const PULSE: Duration = Duration::from_millis(100);
+
 /// The file, shared by everybody in the process who has something to tell. Trouble with it is
 /// warned of once and costs the watcher, never the run.
 #[derive(Clone)]
-pub struct Telemetry(Arc<Mutex<Option<File>>>);
+pub struct Telemetry(Arc<Shared>);
+
+struct Shared {
+    lines: Arc<Mutex<Option<Lines>>>,
+    /// Ended with the last handle, so that whoever opens the file next finds it at rest.
+    _pulse: Option<Pulse>,
+}
+
+/// The open file: whole lines, and behind them the account, which the next line takes the place of.
+struct Lines {
+    file: File,
+    /// Where the next line begins, and where the account behind it ends.
+    end: u64,
+    length: u64,
+    /// Of the thread that opened the file.
+    account: Option<Reader>,
+    /// Until then the last process that the file tells of is another one.
+    has_begun: bool,
+}
+
+impl Lines {
+    /// Behind the last whole line: what a killed process had half written is overwritten.
+    fn open(path: &Path, account: Option<Reader>) -> io::Result<Lines> {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(false)
+            .open(path)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let end = text.iter().rposition(|byte| *byte == b'\n');
+        let end = end.map_or(0, |last| last as u64 + 1);
+        file.set_len(end)?;
+        Ok(Lines {
+            file,
+            end,
+            length: end,
+            account,
+            has_begun: false,
+        })
+    }
+
+    /// Writes the event, if there is one, and the account behind it in one call: a reader sees
+    /// whole lines, but for the moment of writing.
+    fn write(&mut self, event: Option<&Event>) -> io::Result<()> {
+        self.has_begun |= event.is_some();
+        if !self.has_begun {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        let mut add = |event: &Event| -> io::Result<usize> {
+            serde_json::to_writer(&mut text, event)?;
+            text.push(b'\n');
+            Ok(text.len())
+        };
+        let kept = event.map_or(Ok(0), &mut add)?;
+        if let Some(account) = &self.account {
+            add(&Event::Account(AccountEvent::new(&account.account(), None)))?;
+        }
+        // A shorter one than stands there would leave that one's end as a line.
+        let missing = (self.length - self.end).saturating_sub(text.len() as u64) as usize;
+        let last = text.len().saturating_sub(1);
+        text.splice(last..last, std::iter::repeat_n(b' ', missing));
+        self.file.write_all_at(&text, self.end)?;
+        self.length = self.end + text.len() as u64;
+        self.end += kept as u64;
+        Ok(())
+    }
+}
+
+fn write_in(lines: &Mutex<Option<Lines>>, event: Option<&Event>) {
+    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(open) = lines.as_mut() else { return };
+    if let Err(error) = open.write(event) {
+        warn(&error);
+        *lines = None;
+    }
+}
+
+/// A thread that writes the account anew until this is dropped.
+struct Pulse {
+    /// Dropped to end it.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pulse {
+    fn start(lines: Arc<Mutex<Option<Lines>>>) -> Option<Pulse> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let beat = move || {
+            while stopped.recv_timeout(PULSE) == Err(RecvTimeoutError::Timeout) {
+                write_in(&lines, None);
+            }
+        };
+        let thread = std::thread::Builder::new().name("telemetry".into());
+        // Without it the account is as old as the last event.
+        let thread = thread.spawn(beat).ok()?;
+        Some(Pulse {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
 
 impl Telemetry {
-    /// Opens the file of an output directory; a resumed run appends to it.
+    /// Opens the file of an output directory; a resumed run appends to it. The account of the
+    /// thread that calls this is kept up to date in it, if it has one, until the last clone is
+    /// dropped.
     pub fn append_in(output_dir: &Path) -> Telemetry {
         Telemetry::append_of_rank(output_dir, 0)
     }
@@ -173,23 +293,34 @@ impl Telemetry {
     /// The same of the file of a process of a job.
     pub fn append_of_rank(output_dir: &Path, rank: usize) -> Telemetry {
         let path = output_dir.join(file_of_rank(rank));
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(|error| warn(&error));
-        Telemetry(Arc::new(Mutex::new(file.ok())))
+        let account = accounting::reader();
+        let has_account = account.is_some();
+        let lines = Lines::open(&path, account).map_err(|error| warn(&error));
+        let lines = Arc::new(Mutex::new(lines.ok()));
+        let pulse = has_account.then(|| Pulse::start(lines.clone()));
+        Telemetry(Arc::new(Shared {
+            lines,
+            _pulse: pulse.flatten(),
+        }))
     }
 
     pub fn write(&self, event: &Event) {
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(open) = file.as_mut() else { return };
-        let written = serde_json::to_string(event).map_err(io::Error::from);
-        // One write call: a reader sees whole lines, but for the moment of writing.
-        if let Err(error) = written.and_then(|line| open.write_all((line + "\n").as_bytes())) {
-            warn(&error);
-            *file = None;
-        }
+        write_in(&self.0.lines, Some(event));
+    }
+}
+
+/// Writes the last account of this thread, if it has one, with how the process ended, behind all
+/// that was written in an output directory; nobody may have the file open any more.
+pub fn close(output_dir: &Path, outcome: &str) {
+    let Some(account) = accounting::reader() else {
+        return;
+    };
+    let written = Lines::open(&output_dir.join(TELEMETRY_FILE), None).and_then(|mut lines| {
+        let account = AccountEvent::new(&account.account(), Some(outcome));
+        lines.write(Some(&Event::Account(account)))
+    });
+    if let Err(error) = written {
+        warn(&error);
     }
 }
 
@@ -275,6 +406,87 @@ mod tests {
         text.push_str("{\"event\":\"from the future\"}\n{\"event\":\"step\",\"ste");
         assert_eq!(latest(&text), [start(1), graph, step]);
         assert!(latest("").is_empty());
+    }
+
+    /// A killed process leaves its last account, and the next one writes behind it.
+    #[test]
+    fn the_account_stands_behind_the_events_and_stays_up_to_date() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(TELEMETRY_FILE);
+        let events = |text: &str| -> Vec<Event> {
+            let lines = text.lines();
+            lines
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect()
+        };
+        let end = |step| Event::End { time: 1.0, step };
+        let process = || {
+            accounting::begin();
+            let telemetry = Telemetry::append_in(dir.path());
+            telemetry.write(&end(1));
+            telemetry.write(&end(2));
+            let first = events(&std::fs::read_to_string(&path).unwrap());
+            let Event::Account(account) = &first[2] else {
+                panic!("{first:?}");
+            };
+            assert_eq!((first.len(), &first[..2]), (3, &[end(1), end(2)][..]));
+            // It grows by itself, in its place.
+            loop {
+                let later = events(&std::fs::read_to_string(&path).unwrap());
+                let Event::Account(later) = &later[2] else {
+                    panic!("{later:?}");
+                };
+                if later.wall_seconds > account.wall_seconds {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(process).join().unwrap());
+        // What was half written is gone.
+        let mut text = std::fs::read_to_string(&path).unwrap();
+        text.push_str("{\"event\":\"st");
+        std::fs::write(&path, text).unwrap();
+        std::thread::scope(|scope| {
+            let closing = || {
+                accounting::begin();
+                close(dir.path(), "done");
+            };
+            scope.spawn(closing).join().unwrap();
+        });
+        let all = events(&std::fs::read_to_string(&path).unwrap());
+        let Event::Account(last) = &all[3] else {
+            panic!("{all:?}");
+        };
+        assert_eq!((all.len(), last.outcome.as_deref()), (4, Some("done")));
+        assert!(matches!(&all[2], Event::Account(account) if account.outcome.is_none()));
+    }
+
+    /// Numbers of an account have more digits or fewer.
+    #[test]
+    fn a_shorter_account_leaves_nothing_of_a_longer_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(TELEMETRY_FILE);
+        let work = || {
+            accounting::begin();
+            let mut lines = Lines::open(&path, accounting::reader()).unwrap();
+            lines
+                .write(Some(&Event::End { time: 1.0, step: 1 }))
+                .unwrap();
+            let long = lines.length;
+            // As if it had been far longer.
+            lines.file.write_all_at(&[b'x'; 500], long).unwrap();
+            lines.length = long + 500;
+            lines.write(None).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(text.len() as u64, long + 500);
+            assert_eq!(
+                (text.lines().count(), latest(&text).len()),
+                (2, 2),
+                "{text}"
+            );
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap());
     }
 
     #[test]

@@ -97,8 +97,11 @@ pub fn axes(report: &Report) -> Vec<Axis> {
 
 /// The colour of a run, as CSS: hues by the golden angle, which keeps neighbours apart.
 pub fn color(run: usize) -> String {
-    let hue = (212.0 + 137.508 * run as f64) % 360.0;
-    format!("hsl({hue:.0} 65% var(--lightness))")
+    hue((212.0 + 137.508 * run as f64) % 360.0)
+}
+
+fn hue(degrees: f64) -> String {
+    format!("hsl({degrees:.0} 65% var(--lightness))")
 }
 
 /// What colours mean.
@@ -272,7 +275,8 @@ fn name(drawing: &mut Drawing, report: &Report, run: usize, (names, top): (f64, 
 
 /// The colour of a part of the time.
 fn part_color(part: usize) -> String {
-    color(part + 3)
+    // Twelve parts have hues 30 degrees apart, neighbours far ones.
+    hue((212.0 + 150.0 * part as f64) % 360.0)
 }
 
 /// A bar for each run's wall time, in its parts, and what the colours mean.

@@ -33,11 +33,18 @@ pub struct Comparison {
 /// Compares the losses of two runs; `axis` is chosen if `None`.
 ///
 /// # Errors
-/// A sentence: they have nothing in common.
-pub fn compare(runs: [&Run; 2], axis: Option<Axis>, window: usize) -> Result<Comparison, String> {
+/// What is wrong, and what to do: one has no losses, or they have nothing in common.
+pub fn compare(
+    runs: [&Run; 2],
+    axis: Option<Axis>,
+    window: usize,
+) -> Result<Comparison, (String, &'static str)> {
     for run in runs {
         if run.points("loss").is_empty() {
-            return Err(format!("{} has no training loss", run.name));
+            return Err((
+                format!("{} has no training loss", run.name),
+                "it has one every --logging_steps steps",
+            ));
         }
     }
     let axes = [Axis::Tokens, Axis::Epoch, Axis::Seconds];
@@ -51,9 +58,12 @@ pub fn compare(runs: [&Run; 2], axis: Option<Axis>, window: usize) -> Result<Com
     };
     let Some((axis, pairs)) = found.filter(|(_, pairs)| !pairs.is_empty()) else {
         let by = axis.map_or("step, tokens, epoch or time", Axis::key);
-        return Err(format!(
-            "{} and {} have no {by} in common",
-            runs[0].name, runs[1].name
+        return Err((
+            format!(
+                "{} and {} have no {by} in common",
+                runs[0].name, runs[1].name
+            ),
+            "--align names another measure: step, tokens, epoch or time",
         ));
     };
     let differences: Vec<f64> = pairs.iter().map(|(_, a, b)| (b / a - 1.0).abs()).collect();
@@ -259,7 +269,7 @@ mod tests {
     fn runs_without_anything_in_common_are_refused() {
         let one = run("a", f64::NAN, &[1, 3], |_| 1.0);
         let other = run("b", f64::NAN, &[2, 4], |_| 1.0);
-        let problem = compare([&one, &other], None, 2).unwrap_err();
+        let (problem, _) = compare([&one, &other], None, 2).unwrap_err();
         assert_eq!(
             problem,
             "a and b have no step, tokens, epoch or time in common"

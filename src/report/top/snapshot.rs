@@ -165,7 +165,12 @@ impl Snapshot {
                 }
                 Event::End { time, .. } => (ended, last) = (true, *time),
                 Event::Process(process) => last = process.time,
-                Event::Account(account) => last = account.time,
+                // Written whether the run gets on or not, until it ends.
+                Event::Account(account) => {
+                    if account.outcome.is_some() {
+                        last = account.time;
+                    }
+                }
             }
         }
         let step = &snapshot.step;

@@ -30,8 +30,8 @@ use xtrain_graphs::DType;
 pub struct SavedModel {
     pub config: Map<String, Value>,
     pub generation_config: Option<Map<String, Value>>,
-    /// Name and content of the tokenizer's files.
-    pub tokenizer_files: Vec<(String, Vec<u8>)>,
+    /// Names and contents of the tokenizer's files and of what is remembered of the data.
+    pub files: Vec<(String, Vec<u8>)>,
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
@@ -80,7 +80,7 @@ impl SavedModel {
             config: &config,
             generation_config: self.generation_config.as_ref(),
             weights: &streamed.tensors(&self.parameters)?,
-            files: &self.tokenizer_files,
+            files: &self.files,
             max_shard_size: self.max_shard_size,
         };
         let saved = save_pretrained(dir, &pretrained);
@@ -292,7 +292,7 @@ impl SaveHook<'_> {
         if let Some(plateau) = &run.plateau {
             state.accumulators.extend(plateau.to_map());
         }
-        let mut files = self.model.tokenizer_files.clone();
+        let mut files = self.model.files.clone();
         let only_model = self.settings.only_model;
         if let Some(position) = batches.position().filter(|_| !only_model) {
             state

@@ -3,7 +3,7 @@
 
 use crate::cache::CompiledGraph;
 use crate::report::telemetry::{
-    AccountEvent, DeviceMemoryUse, Event, ProcessEvent, StepEvent, Telemetry, host, now,
+    DeviceMemoryUse, Event, ProcessEvent, StepEvent, Telemetry, host, now,
 };
 use crate::runtime::Client;
 use crate::trainer::error::Result;
@@ -13,15 +13,12 @@ use std::time::{Duration, Instant};
 
 /// Between two lines.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between two accounts of where the time went: what a killed process leaves is as old as that.
-const ACCOUNTS: Duration = Duration::from_secs(5);
 
 /// Sums over the steps since the last line, and where the lines go.
 pub struct TelemetryHook {
     telemetry: Telemetry,
     client: Client,
     last: Option<Instant>,
-    last_account: Option<Instant>,
     sums: StepWork,
     step: u64,
     /// The last step, until it is written.
@@ -48,7 +45,6 @@ impl TelemetryHook {
             telemetry,
             client,
             last: None,
-            last_account: None,
             sums: StepWork::default(),
             step: start.step,
             unwritten: None,
@@ -85,13 +81,6 @@ impl TelemetryHook {
         }));
         self.last = Some(Instant::now());
         self.unwritten = None;
-        let is_due = |last: &Option<Instant>| last.is_none_or(|last| last.elapsed() >= ACCOUNTS);
-        if is_due(&self.last_account)
-            && let Some(account) = AccountEvent::of_now(None)
-        {
-            self.telemetry.write(&Event::Account(account));
-            self.last_account = self.last;
-        }
     }
 }
 

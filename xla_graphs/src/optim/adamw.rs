@@ -12,7 +12,15 @@ use crate::trace::Tensor;
 /// `--optim adamw_torch` and its aliases.
 pub const ADAMW: OptimizerKind = OptimizerKind {
     name: "adamw",
-    choices: &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"],
+    choices: &[
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "adamw_apex_fused",
+        "adamw_hf",
+        "adamw",
+    ],
     new: AdamW::boxed,
 };
 
