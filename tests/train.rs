@@ -502,6 +502,36 @@ fn a_checkpoint_written_in_the_background_is_the_one_written_while_training_wait
     }
 }
 
+/// A run that was killed after its last save, before it removed what exceeds the limit.
+#[test]
+fn a_resumed_run_with_nothing_left_to_train_keeps_as_many_checkpoints_as_it_may() {
+    let bench = Bench::new();
+    let train = |more: &[&str]| {
+        let line = "--max_steps 6 --save_steps 2 --save_total_limit 2";
+        let words: Vec<&str> = line.split(' ').chain(more.iter().copied()).collect();
+        bench.train("out", &words).succeeded();
+    };
+    let saved = || {
+        let entries = fs::read_dir(bench.path("out")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut checkpoints: Vec<String> = names
+            .filter(|name| name.starts_with("checkpoint-"))
+            .collect();
+        checkpoints.sort();
+        checkpoints
+    };
+    train(&[]);
+    assert_eq!(saved(), ["checkpoint-4", "checkpoint-6"]);
+    let again = bench.path("out/checkpoint-2");
+    fs::create_dir(&again).unwrap();
+    for entry in fs::read_dir(bench.path("out/checkpoint-4")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), again.join(entry.file_name())).unwrap();
+    }
+    train(&["--resume_from_checkpoint"]);
+    assert_eq!(saved(), ["checkpoint-4", "checkpoint-6"]);
+}
+
 #[test]
 fn accumulation_gives_the_same_run() {
     let bench = Bench::new();

@@ -3,7 +3,7 @@
 //!
 //! Reading order: `atomic` (aside, synced, renamed), `lock` (one process at a time), `weights` (safetensors, in several files:
 //! `shards`; `torch`: pytorch_model.bin), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
-//! `state` (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device
+//! `state` (`checkpoint-N/`), `pace` (beside training, not against it), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
 
 pub mod atomic;
@@ -15,6 +15,7 @@ mod json;
 pub mod keep;
 pub mod lock;
 pub mod optimizer;
+pub mod pace;
 pub mod shards;
 pub mod state;
 mod torch;
@@ -22,6 +23,7 @@ pub mod weights;
 
 pub use error::{Error, Mismatch, Result};
 pub use keep::prune;
+pub use pace::Pace;
 pub use shards::written_order;
 pub use state::{
     Checkpoint, CheckpointParts, TrainingState, clean_output_dir, list_checkpoints,

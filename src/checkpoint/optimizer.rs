@@ -4,6 +4,7 @@
 
 use super::error::{Error, Result};
 use super::hash::{self, HashingWriter};
+use super::pace::{Pace, Paced};
 use super::shards::weight_map;
 use super::weights::{TensorRef, Weights, write_safetensors};
 use serde::{Deserialize, Serialize};
@@ -41,16 +42,18 @@ pub trait PeerWriters {
     fn finish(&self) -> Result<Vec<PartFile>>;
 }
 
-pub(super) type Sink<'a> = HashingWriter<BufWriter<&'a File>>;
+pub(super) type Sink<'a> = Paced<'a, HashingWriter<BufWriter<&'a File>>>;
 
 pub(super) fn write_hashed(
     path: &Path,
+    pace: &Pace,
     fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>,
 ) -> io::Result<FileRecord> {
     let file = File::create_new(path)?;
-    let mut out = HashingWriter::new(BufWriter::with_capacity(1 << 20, &file));
+    let out = HashingWriter::new(BufWriter::with_capacity(1 << 20, &file));
+    let mut out = Paced::new(out, pace);
     fill(&mut out)?;
-    let (mut writer, bytes, digest) = out.finish();
+    let (mut writer, bytes, digest) = out.into_inner().finish();
     writer.flush()?;
     Ok(FileRecord {
         bytes,
@@ -63,10 +66,12 @@ pub fn write_part(
     dir: &Path,
     (number, count): (usize, usize),
     tensors: &[TensorRef],
+    pace: &Pace,
 ) -> Result<PartFile> {
     let name = format!("optimizer-{:05}-of-{count:05}.safetensors", number + 1);
     let path = dir.join(&name);
-    let written = write_hashed(&path, &|out| write_safetensors(out, tensors)).and_then(|record| {
+    let fill = |out: &mut Sink<'_>| write_safetensors(out, tensors);
+    let written = write_hashed(&path, pace, &fill).and_then(|record| {
         // Another machine finishes the checkpoint: what it cannot sync has to be on the disk.
         File::open(&path)?.sync_all()?;
         Ok(record)

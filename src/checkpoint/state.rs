@@ -24,6 +24,7 @@ use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
 use super::optimizer::{
     self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, PeerWriters, Sink, write_hashed,
 };
+use super::pace::Pace;
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 
@@ -90,6 +91,8 @@ pub struct CheckpointParts<'a> {
     pub peer_writers: Option<&'a dyn PeerWriters>,
     pub trainer_state: &'a TrainerState,
     pub state: &'a TrainingState,
+    /// At which this process writes.
+    pub pace: &'a Pace,
 }
 
 /// A checkpoint read back, every file checked against its digest.
@@ -134,7 +137,8 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     }
     let mut files = BTreeMap::new();
     let mut write = |name: &str, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>| -> Result<()> {
-        let record = write_hashed(&dir.path().join(name), fill).map_err(dir.io("write", name))?;
+        let record = write_hashed(&dir.path().join(name), parts.pace, fill)
+            .map_err(dir.io("write", name))?;
         files.insert(name.to_string(), record);
         Ok(())
     };
@@ -161,6 +165,7 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
             dir.path(),
             (0, peers.count()),
             parts.optimizer.unwrap_or_default(),
+            parts.pace,
         )?];
         // Only when all of it is there is there an index, and only then does the directory get its
         // name.

@@ -77,6 +77,7 @@ impl Content {
                 peer_writers: None,
                 trainer_state,
                 state,
+                pace: &Pace::full(),
             },
         )
     }
@@ -371,6 +372,7 @@ impl PeerWriters for Beside<'_> {
             &self.dir.borrow(),
             (1, 2),
             &self.tensors,
+            &Pace::full(),
         )?])
     }
 }
@@ -414,6 +416,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
             peer_writers: Some(&beside),
             trainer_state: &trainer_state,
             state: &state,
+            pace: &Pace::full(),
         };
         save_checkpoint(out.path(), &parts)
     };

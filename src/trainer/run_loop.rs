@@ -154,9 +154,9 @@ pub trait Hook {
         false
     }
 
-    /// Finishes what it has begun: called after the last step or the one that a hook stopped at,
-    /// and before the run ends with an error.
-    fn finish(&mut self, _run: &mut RunState) -> Result<()> {
+    /// Finishes what it has begun: called after the last step or the one that a hook stopped at
+    /// (`is_complete`), and before the run ends with an error.
+    fn finish(&mut self, _run: &mut RunState, _is_complete: bool) -> Result<()> {
         Ok(())
     }
 
@@ -249,7 +249,8 @@ impl RunLoop<'_, '_> {
     pub fn run(mut self, batches: &mut dyn Batches, start: Progress) -> Result<Progress> {
         let ended = self.steps(batches, start);
         // What hooks have begun is finished, however the run ends.
-        match (ended, self.finish()) {
+        let finished = self.finish(ended.is_ok());
+        match (ended, finished) {
             (Ok(progress), finished) => finished.map(|()| progress),
             (Err(error), Ok(())) => Err(error),
             (Err(error), Err(unsaved)) => Err(Error::AlsoUnsaved {
@@ -259,8 +260,8 @@ impl RunLoop<'_, '_> {
         }
     }
 
-    fn finish(&mut self) -> Result<()> {
-        let finish = |hook: &mut Box<dyn Hook + '_>| hook.finish(self.state);
+    fn finish(&mut self, is_complete: bool) -> Result<()> {
+        let finish = |hook: &mut Box<dyn Hook + '_>| hook.finish(self.state, is_complete);
         self.hooks.iter_mut().map(finish).fold(Ok(()), Result::and)
     }
 
@@ -424,7 +425,7 @@ impl RunLoop<'_, '_> {
         } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
             // What was begun is finished, so that the message knows of it: a save that fails is
             // part of what it says of checkpoints.
-            let _ = self.finish();
+            let _ = self.finish(false);
             let (what, value) = match metrics.loss.is_finite() {
                 true => ("gradient norm", metrics.grad_norm),
                 false => ("loss", metrics.loss),

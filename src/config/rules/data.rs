@@ -78,6 +78,8 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
             if !path.is_file() {
                 let what = if path.is_dir() {
                     "is a directory"
+                } else if path.exists() {
+                    "is not a regular file"
                 } else {
                     "does not exist"
                 };

@@ -236,6 +236,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "model is a directory",
     ),
     (
+        "files_are_there",
+        "CLM --train_file /dev/null",
+        "/dev/null is not a regular file",
+    ),
+    (
         "shuffle_buffer_needs_streaming",
         "CLM --shuffle_buffer_size 3",
         "--shuffle_buffer_size",

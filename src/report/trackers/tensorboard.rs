@@ -43,9 +43,8 @@ impl TensorBoard {
         // Readers take the files of a directory in the order of their names.
         let last = files(&dir).map(|(seconds, _)| seconds + 1).max();
         let seconds = last.unwrap_or(0).max(now() as u64);
-        let name = format!("{PREFIX}{seconds:010}.{}.{}.0", host(), std::process::id());
-        let mut open = OpenOptions::new();
-        let file = open.create_new(true).append(true).open(dir.join(name))?;
+        let name = format!("{PREFIX}{seconds:010}.{}.{}", host(), std::process::id());
+        let file = create_numbered(&dir.join(name))?;
         let mut board = TensorBoard(file);
         // A new run voids whatever an earlier one left in this directory.
         let first_step = if run.step > 0 { run.step + 1 } else { 0 };
@@ -152,6 +151,20 @@ fn newest(runs: &Path) -> Option<(u64, PathBuf)> {
         .max()
 }
 
+/// A new file of this name and the first number that is free: in containers, processes of one host
+/// name can have one number too.
+fn create_numbered(name: &Path) -> io::Result<File> {
+    let mut number = 0;
+    loop {
+        let mut path = name.as_os_str().to_owned();
+        path.push(format!(".{number}"));
+        match OpenOptions::new().create_new(true).append(true).open(path) {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            opened => return opened,
+        }
+    }
+}
+
 /// `Nov23_21-04-55`, as transformers names directories.
 fn local_time() -> String {
     let seconds = now() as libc::time_t;
@@ -210,6 +223,19 @@ mod tests {
         assert_eq!(events[1].step, 3);
         assert!(matches!(events[1].what, Some(What::SessionLog(_))));
         assert_eq!(events[2].step, 2);
+    }
+
+    #[test]
+    fn writers_of_one_name_get_a_file_each() {
+        let dir = tempfile::tempdir().unwrap();
+        for text in ["a", "b"] {
+            let mut file = create_numbered(&dir.path().join("events.1.host.1")).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        }
+        for (number, text) in ["a", "b"].iter().enumerate() {
+            let path = dir.path().join(format!("events.1.host.1.{number}"));
+            assert_eq!(fs::read_to_string(path).unwrap(), *text);
+        }
     }
 
     #[test]

@@ -229,8 +229,10 @@ pub struct PendingDownload<T: Pod = u8> {
 impl<T: Pod> PendingDownload<T> {
     /// Memory for this many elements, to which nothing is copied yet.
     fn new(count: usize) -> Self {
+        let mut data = vec![T::zeroed(); count];
+        ask_for_huge_pages(&mut data);
         PendingDownload {
-            data: Some(vec![T::zeroed(); count]),
+            data: Some(data),
             events: Vec::new(),
         }
     }
@@ -277,6 +279,23 @@ impl<T: Pod> PendingDownload<T> {
             .data
             .take()
             .expect("only wait takes the data, and it consumes the download"))
+    }
+}
+
+/// Has the system make memory that nothing has been written to yet of huge pages, if it likes to:
+/// getting it in small ones takes longer than the copy into it.
+fn ask_for_huge_pages<T: Pod>(data: &mut [T]) {
+    #[cfg(target_os = "linux")]
+    {
+        const HUGE: usize = 2 << 20;
+        let range = data.as_mut_ptr_range();
+        let start = (range.start as usize).next_multiple_of(HUGE);
+        let whole = (range.end as usize).saturating_sub(start) / HUGE * HUGE;
+        if whole > 0 {
+            // SAFETY: the range is within the memory, whose content this leaves alone. A refusal
+            // changes nothing.
+            unsafe { libc::madvise(start as *mut c_void, whole, libc::MADV_HUGEPAGE) };
+        }
     }
 }
 

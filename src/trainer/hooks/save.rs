@@ -8,8 +8,11 @@ use super::sharded_state::{ShardedStateWriter, all_agree, not_finite};
 use super::streamed::{Streamed, Written, take_part};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::optimizer::PeerWriters;
+use crate::checkpoint::pace;
 use crate::checkpoint::state::checkpoint_dir;
-use crate::checkpoint::{self, CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
+use crate::checkpoint::{
+    self, CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
+};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
 use crate::report::memory;
@@ -61,7 +64,8 @@ impl SavedModel {
         kept: &CheckpointHistory,
     ) -> Result<()> {
         let kept = kept.sentence();
-        let check = |tensor: &HostTensor| worth_saving(tensor, step, &kept);
+        let pace = Pace::full();
+        let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
         let streamed = Streamed::new(session, &[self.written()], &check, self.dtype)?;
         let mut config = self.config.clone();
         if let Some(dtype) = self.dtype {
@@ -105,15 +109,20 @@ fn torch_name(dtype: DType) -> &'static str {
 
 /// Of a process's share, what is not worth saving. Rank 0 reports it, which knows the last good
 /// checkpoint.
-fn broken(own: &[HostTensor]) -> Option<&str> {
-    let broken = own.iter().find(|t| !is_finite(&t.shape, &t.bytes));
+fn broken<'t>(own: &'t [HostTensor], pace: &Pace) -> Option<&'t str> {
+    let broken = own.iter().find(|tensor| !all_finite(tensor, pace));
     broken.map(|tensor| tensor.name.as_str())
+}
+
+fn all_finite(tensor: &HostTensor, pace: &Pace) -> bool {
+    let mut pieces = tensor.bytes.chunks(pace::PIECE);
+    pieces.all(|piece| pace.work(|| is_finite(&tensor.shape, piece)))
 }
 
 /// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
 /// see it a step later.
-fn worth_saving(tensor: &HostTensor, step: u64, kept: &str) -> Result<()> {
-    if is_finite(&tensor.shape, &tensor.bytes) {
+fn worth_saving(tensor: &HostTensor, pace: &Pace, step: u64, kept: &str) -> Result<()> {
+    if all_finite(tensor, pace) {
         return Ok(());
     }
     Err(Error::NotWorthSaving {
@@ -142,6 +151,7 @@ impl Unwritten {
         weights: &[TensorRef],
         optimizer: &[TensorRef],
         peer_writers: Option<&dyn PeerWriters>,
+        pace: &Pace,
     ) -> checkpoint::Result<PathBuf> {
         let parts = CheckpointParts {
             model: Pretrained {
@@ -155,6 +165,7 @@ impl Unwritten {
             peer_writers,
             trainer_state: &self.trainer_state,
             state: &self.state,
+            pace,
         };
         save_checkpoint(&self.output_dir, &parts)
     }
@@ -165,6 +176,8 @@ pub struct Background {
     /// Gives the path of the checkpoint to the process that finishes it. `None` when it has been
     /// waited for.
     thread: Option<JoinHandle<Result<Option<PathBuf>>>>,
+    /// That of the thread.
+    pace: Pace,
     /// Of the checkpoint to be.
     path: PathBuf,
     began: Instant,
@@ -179,6 +192,7 @@ impl Background {
 
     fn wait(&mut self) -> Result<Option<PathBuf>> {
         let thread = self.thread.take().expect("it is waited for once");
+        self.pace.hurry();
         match thread.join() {
             Ok(written) => written,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -190,19 +204,9 @@ impl Drop for Background {
     /// A run that ends with an error still has the checkpoint that it had begun.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
+            self.pace.hurry();
             let _ = thread.join();
         }
-    }
-}
-
-/// Has the calling thread take what processor time the steps leave, and a tenth where they leave
-/// none. What waits for it leaves it all.
-fn yield_processor() {
-    // On Linux this is of the thread alone; elsewhere it would be of the process.
-    #[cfg(target_os = "linux")]
-    // SAFETY: sets a number, which may be refused.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, 10);
     }
 }
 
@@ -326,7 +330,8 @@ impl SaveHook<'_> {
     ) -> Result<PathBuf> {
         let step = unwritten.state.global_step;
         let kept = run.checkpoints.sentence();
-        let check = |tensor: &HostTensor| worth_saving(tensor, step, &kept);
+        let pace = Pace::full();
+        let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
         let writer = self.sharded_writer(session, step)?;
         let own = match &writer {
             Some(writer) => writer.download(session)?,
@@ -345,7 +350,7 @@ impl SaveHook<'_> {
         };
         let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
         let weights = streamed.tensors(&self.model.parameters)?;
-        let written = unwritten.write(&weights, &optimizer, peers);
+        let written = unwritten.write(&weights, &optimizer, peers, &pace);
         drop((weights, optimizer));
         streamed.finish()?;
         Ok(written?)
@@ -383,16 +388,16 @@ impl SaveHook<'_> {
             Some(writer) => writer.download(session)?,
             None => download(session, &self.optimizer_state)?,
         };
-        // Looking at every value takes as long as copying them, so that waits for no step either. This
-        // thread does it alone, at its priority.
-        let write = move || {
+        // Looking at every value takes as long as copying them, so no step waits for that either.
+        let write = move |pace: &Pace| {
             let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
             let good = weights
                 .iter()
                 .chain(&optimizer)
-                .try_for_each(|tensor| worth_saving(tensor, step, &kept));
+                .try_for_each(|tensor| worth_saving(tensor, pace, step, &kept));
             let written = good.and_then(|()| {
-                Ok(unwritten.write(&references(&weights), &references(&optimizer), peers)?)
+                let (weights, optimizer) = (references(&weights), references(&optimizer));
+                Ok(unwritten.write(&weights, &optimizer, peers, pace)?)
             });
             if let (Err(_), Some(writer)) = (&written, &writer) {
                 writer.give_up();
@@ -413,8 +418,8 @@ impl SaveHook<'_> {
         };
         let own = writer.download(session)?;
         let output_dir = self.settings.output_dir.clone();
-        let write = move || {
-            writer.write(&output_dir, &references(&own), broken(&own))?;
+        let write = move |pace: &Pace| {
+            writer.write(&output_dir, &references(&own), broken(&own, pace), pace)?;
             Ok(None)
         };
         self.start(step, began, write).map(Some)
@@ -424,12 +429,11 @@ impl SaveHook<'_> {
         &self,
         step: u64,
         began: Instant,
-        write: impl FnOnce() -> Result<Option<PathBuf>> + Send + 'static,
+        write: impl FnOnce(&Pace) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<Background> {
-        let write = move || {
-            yield_processor();
-            write()
-        };
+        let pace = Pace::background();
+        let pace_of_thread = pace.clone();
+        let write = move || write(&pace_of_thread);
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
         let thread = thread.map_err(|source| Error::Io {
             path: self.settings.output_dir.clone(),
@@ -437,6 +441,7 @@ impl SaveHook<'_> {
         })?;
         Ok(Background {
             thread: Some(thread),
+            pace,
             path: checkpoint_dir(&self.settings.output_dir, step),
             began,
             copied: began.elapsed(),
@@ -488,7 +493,9 @@ impl SaveHook<'_> {
         let Some(writer) = writer else {
             return Ok(());
         };
-        writer.write(&self.settings.output_dir, &references(&own), broken(&own))
+        let pace = Pace::full();
+        let broken = broken(&own, &pace);
+        writer.write(&self.settings.output_dir, &references(&own), broken, &pace)
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
@@ -603,15 +610,17 @@ impl Hook for SaveHook<'_> {
         run.log
             .note(&format!("saved {} in {seconds:.1} s", path.display()));
         self.saved(path, run)?;
-        if is_last {
-            // No step follows that could prove it.
-            self.prune(run)?;
-        }
         Ok(control)
     }
 
-    fn finish(&mut self, run: &mut RunState) -> Result<()> {
+    fn finish(&mut self, run: &mut RunState, is_complete: bool) -> Result<()> {
         let _saving = accounting::enter(Part::Saving);
-        self.wait(run)
+        self.wait(run)?;
+        match is_complete {
+            // No step follows that could prove the last one. It may be what a run began with that was
+            // killed before it came to this.
+            true => self.prune(run),
+            false => Ok(()),
+        }
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::checkpoint::atomic;
 use crate::checkpoint::optimizer::{PartFile, PeerWriters, write_part};
-use crate::checkpoint::{Error as CheckpointError, TensorRef};
+use crate::checkpoint::{Error as CheckpointError, Pace, TensorRef};
 use crate::distributed::ProcessGroup;
 use crate::trainer::error::Result as Trained;
 use crate::trainer::session::Session;
@@ -107,6 +107,7 @@ impl ShardedStateWriter {
         output_dir: &Path,
         tensors: &[TensorRef],
         broken: Option<&str>,
+        pace: &Pace,
     ) -> Trained<()> {
         let rank = self.group.rank_info().rank;
         if rank >= self.names.len() {
@@ -122,7 +123,7 @@ impl ShardedStateWriter {
             return Ok(()); // Rank 0 gave up, and reports why.
         }
         let dir = output_dir.join(String::from_utf8_lossy(&name).as_ref());
-        let written = write_part(&dir, (rank, self.names.len()), tensors);
+        let written = write_part(&dir, (rank, self.names.len()), tensors, pace);
         let told = written
             .as_ref()
             .map(PartFile::clone)
