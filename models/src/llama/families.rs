@@ -244,15 +244,9 @@ fn llama_presets() -> Vec<(&'static str, Value)> {
             "Llama-3.1-8B",
             llama3([4096, 32, 32, 8, 14336], 128, 8.0, false),
         ),
-        (
-            "SmolLM2-135M",
-            smollm2([576, 30, 9, 3, 1536], 1e5),
-        ),
+        ("SmolLM2-135M", smollm2([576, 30, 9, 3, 1536], 1e5)),
         ("SmolLM2-360M", smollm2([960, 32, 15, 5, 2560], 1e5)),
-        (
-            "SmolLM2-1.7B",
-            smollm2([2048, 24, 32, 32, 8192], 1.3e5),
-        ),
+        ("SmolLM2-1.7B", smollm2([2048, 24, 32, 32, 8192], 1.3e5)),
     ]
 }
 

@@ -29,9 +29,8 @@ use xtrain_graphs::DType;
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
     pub config: Map<String, Value>,
-    pub generation_config: Option<Map<String, Value>>,
-    /// Name and content of the tokenizer's files.
-    pub tokenizer_files: Vec<(String, Vec<u8>)>,
+    /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`.
+    pub files: Vec<(String, Vec<u8>)>,
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
@@ -78,9 +77,8 @@ impl SavedModel {
         }
         let pretrained = Pretrained {
             config: &config,
-            generation_config: self.generation_config.as_ref(),
             weights: &streamed.tensors(&self.parameters)?,
-            files: &self.tokenizer_files,
+            files: &self.files,
             max_shard_size: self.max_shard_size,
         };
         let saved = save_pretrained(dir, &pretrained);
@@ -127,7 +125,6 @@ fn worth_saving(tensor: &HostTensor, step: u64, kept: &str) -> Result<()> {
 struct Unwritten {
     output_dir: PathBuf,
     config: Map<String, Value>,
-    generation_config: Option<Map<String, Value>>,
     files: Vec<(String, Vec<u8>)>,
     max_shard_size: u64,
     /// The model is saved alone.
@@ -146,7 +143,6 @@ impl Unwritten {
         let parts = CheckpointParts {
             model: Pretrained {
                 config: &self.config,
-                generation_config: self.generation_config.as_ref(),
                 weights,
                 files: &self.files,
                 max_shard_size: self.max_shard_size,
@@ -292,7 +288,7 @@ impl SaveHook<'_> {
         if let Some(plateau) = &run.plateau {
             state.accumulators.extend(plateau.to_map());
         }
-        let mut files = self.model.tokenizer_files.clone();
+        let mut files = self.model.files.clone();
         let only_model = self.settings.only_model;
         if let Some(position) = batches.position().filter(|_| !only_model) {
             state
@@ -308,7 +304,6 @@ impl SaveHook<'_> {
         Unwritten {
             output_dir,
             config: self.model.config.clone(),
-            generation_config: self.model.generation_config.clone(),
             files,
             max_shard_size: self.model.max_shard_size,
             only_model,
