@@ -12,7 +12,7 @@ use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::data::Tokenizer;
 use xtrain::data::chat_template::{ChatTemplate, Message};
 use xtrain::parallel::Mesh;
-use xtrain::trainer::generate::{Request, Sampling, generate};
+use xtrain::trainer::generate::{CachedText, Request, Sampling, generate};
 use xtrain::trainer::{device, parameters};
 use xtrain_models::{Config, HeadKind};
 
@@ -80,9 +80,9 @@ fn tokens_with_a_cache_are_those_without_and_transformers() {
             sampling: Sampling::GREEDY,
             use_cache: true,
         };
-        let with = generate(&mut session, &*model, &request, &mut |_, _| true).unwrap();
+        let with = generate(&mut session, &*model, &request, None, &mut |_, _| true).unwrap();
         request.use_cache = false;
-        let without = generate(&mut session, &*model, &request, &mut |_, _| true).unwrap();
+        let without = generate(&mut session, &*model, &request, None, &mut |_, _| true).unwrap();
         for (new, prompt) in with.iter().zip(&prompts) {
             let most = NEW.min(model.max_positions() - prompt.len());
             assert_eq!(new.len(), most, "{name}");
@@ -94,6 +94,69 @@ fn tokens_with_a_cache_are_those_without_and_transformers() {
         println!("{name} continues texts");
     }
     assert!(seen.len() >= 12, "{seen:?}");
+}
+
+/// Turns of a conversation go on with what the cache holds of the turns before, and get the tokens
+/// that they get from the beginning.
+#[test]
+fn a_conversation_goes_on_with_what_is_kept() {
+    let mut seen = BTreeSet::new();
+    let mut kept = 0;
+    for (name, dir) in golden_cases() {
+        let mut values = hf::read_object(&dir.join("config.json")).unwrap();
+        let of_file = Config::new(values.clone(), "config.json");
+        let model_type = of_file.text("model_type").unwrap();
+        let is_decoder = HeadKind::of(&of_file).unwrap() == HeadKind::CausalLm;
+        if !is_decoder || !seen.insert(model_type) {
+            continue;
+        }
+        // Those without a table of positions take longer texts than they were made for.
+        for key in ["max_position_embeddings", "n_positions"] {
+            if values.contains_key(key) && !name.contains("gpt2") && !name.contains("gpt_neo") {
+                values.insert(key.into(), 128.into());
+            }
+        }
+        let config = Config::new(values, "config.json");
+        let model = xtrain_models::build(config, HeadKind::CausalLm).unwrap();
+        let stored = StoredTensors::open(&dir).unwrap();
+        let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+        parameters::load(&mut session, &*model, &stored).unwrap();
+        let mut answer = |text: &Vec<u32>, cached: Option<&mut CachedText>| {
+            let request = Request {
+                prompts: std::slice::from_ref(text),
+                max_new_tokens: 5,
+                eos: &[],
+                sampling: Sampling::GREEDY,
+                use_cache: true,
+            };
+            let new = generate(&mut session, &*model, &request, cached, &mut |_, _| true);
+            new.unwrap().remove(0)
+        };
+        let mut cached = CachedText::default();
+        let mut turns = Vec::new();
+        let mut text: Vec<u32> = vec![7, 11, 5, 9, 6, 8, 10];
+        while text.len() + 5 < model.max_positions().min(70) {
+            let new = answer(&text, Some(&mut cached));
+            turns.push((text.clone(), new.clone()));
+            if cached.reused() > 0 {
+                // What is new, with tokens before it that fill the smallest bucket.
+                assert_eq!(text.len() - cached.reused(), 16, "{name}");
+                kept += 1;
+            }
+            text.extend(new);
+            if turns.len() == 4 {
+                // Not what the model had said.
+                let last = text.len() - 4;
+                text[last] = (text[last] + 1) % 20;
+            }
+            text.extend([12, 5, 6, 13 + turns.len() as u32, 9, 8, 7, 5, 6]);
+        }
+        for (text, new) in &turns {
+            assert_eq!(&answer(text, None), new, "{name}: {} tokens", text.len());
+        }
+        println!("{name}: {} turns", turns.len());
+    }
+    assert!(seen.len() >= 12 && kept >= 25, "{seen:?}, {kept} turns");
 }
 
 #[test]
@@ -119,7 +182,7 @@ fn texts_end_where_they_should() {
             use_cache: true,
         };
         let mut count = 0;
-        let new = generate(&mut session, &*model, &request, &mut |text, _| {
+        let new = generate(&mut session, &*model, &request, None, &mut |text, _| {
             count += usize::from(text == 0);
             text != 0 || count < most
         });

@@ -126,22 +126,39 @@ impl Case {
     }
 }
 
+/// Tests each of these cases, also after one has failed, and fails with the names of those that did.
+fn test_each(cases: Vec<(String, PathBuf)>, test: impl Fn(&str, Case)) {
+    let fails = |(name, dir): &(String, PathBuf)| {
+        let run = || test(name, Case::open(dir));
+        // What panicked has said why; nothing of it is used again.
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err();
+        println!(
+            "golden case {name} {}",
+            if failed { "failed" } else { "ran" }
+        );
+        failed
+    };
+    let failed: Vec<String> = cases
+        .into_iter()
+        .filter(fails)
+        .map(|(name, _)| name)
+        .collect();
+    assert!(failed.is_empty(), "golden cases failed: {failed:?}");
+}
+
 fn for_each_case(test: impl Fn(&str, Case)) {
-    for (name, dir) in golden_cases() {
-        test(&name, Case::open(&dir));
-        println!("golden case {name} ran");
-    }
+    test_each(golden_cases(), test);
 }
 
 /// One case for each family, the first.
 pub fn for_each_family(test: impl Fn(&str, Case)) {
     let mut seen = std::collections::BTreeSet::new();
-    for (name, dir) in golden_cases() {
+    let mut cases = golden_cases();
+    cases.retain(|(_, dir)| {
         let config = hf::read_object(&dir.join("config.json")).unwrap();
-        if seen.insert(config["model_type"].to_string()) {
-            test(&name, Case::open(&dir));
-        }
-    }
+        seen.insert(config["model_type"].to_string())
+    });
+    test_each(cases, test);
 }
 
 #[test]

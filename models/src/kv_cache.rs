@@ -11,16 +11,16 @@ use xtrain_graphs::{DType, Tensor, Trace};
 /// The cache of each layer of a decoder, as one forward pass finds and leaves it.
 ///
 /// A text's tokens lie in consecutive columns and all texts of a batch end in the same one, so
-/// shorter texts have padding on their left. A forward pass of several tokens is their beginning
-/// (prefill): they lie in the columns from 0 on and attend to each other. A forward pass of one token
-/// (decode) attends to what the cache holds and to itself.
+/// shorter texts have padding on their left. A forward pass of their beginnings (prefill) attends to
+/// its own tokens, which lie in the columns from 0 on. A later one, of a token (decode) or of several,
+/// attends to what the cache holds as well.
 pub struct KvCache {
     /// Keys and values of each layer, `[B * K, S, D]`.
     layers: Vec<[Tensor; 2]>,
     /// `s32[B]`
     first: Tensor,
-    /// `s32[]`
-    start: Tensor,
+    /// `s32[]`; `None` of a pass of the beginnings.
+    start: Option<Tensor>,
     extended: RefCell<Vec<[Tensor; 2]>>,
 }
 
@@ -28,18 +28,23 @@ pub struct KvCache {
 pub(crate) struct Extended {
     /// Keys and values, `[B, K, T or S, D]`.
     pub kv: [Tensor; 2],
-    /// `pred[B, T or S]`
-    pub key_mask: Tensor,
-    /// Whether the mask says all: else attention is causal, and the layer's window counts.
-    pub is_complete: bool,
+    pub visible: Visible,
+}
+
+/// Which keys count.
+pub(crate) enum Visible {
+    /// Those that are text, `pred[B, T]`, of which causal attention and the layer's window leave some.
+    Text(Tensor),
+    /// For each query those of the cache, `pred[B, T, S]`.
+    Columns(Tensor),
 }
 
 impl KvCache {
     /// Over the keys and values `[B * K, S, D]` that each layer has so far, in the dimensions of
     /// attention's matmuls: XLA writes a column in place only if it need not reshape what both the
-    /// matmul and the next step read. `first` (`s32[B]`) is the
-    /// column of each text's first token, `start` (`s32[]`) that of this pass' first.
-    pub fn new(layers: Vec<[Tensor; 2]>, first: Tensor, start: Tensor) -> KvCache {
+    /// matmul and the next step read. `first` (`s32[B]`) is the column of each text's first token,
+    /// `start` (`s32[]`) that of this pass' first; `None` if the pass is of the texts' beginnings.
+    pub fn new(layers: Vec<[Tensor; 2]>, first: Tensor, start: Option<Tensor>) -> KvCache {
         KvCache {
             layers,
             first,
@@ -57,12 +62,20 @@ impl KvCache {
         self.first.trace()
     }
 
+    /// The column of this pass' first token, `s32[]`.
+    fn start(&self) -> Result<Tensor> {
+        match &self.start {
+            Some(start) => Ok(start.clone()),
+            None => Ok(self.trace().constant(0.0, DType::S32)?),
+        }
+    }
+
     /// The position in its text of each of T tokens, `s32[B, T]`; 0 of padding.
     pub(crate) fn positions(&self, [b, t]: [usize; 2]) -> Result<Tensor> {
         let column = self
             .trace()
             .iota(DType::S32, &[b, t], 1)?
-            .add(&self.start.broadcast_to(&[b, t])?)?;
+            .add(&self.start()?.broadcast_to(&[b, t])?)?;
         let position = column.sub(&self.first.broadcast_in(&[b, t], &[0])?)?;
         let zero = self.trace().full(0.0, position.shape())?;
         let is_text = position.compare(Comparison::Ge, &zero)?;
@@ -81,34 +94,38 @@ impl KvCache {
             return Err(Error::CacheLayers { layers });
         };
         let [b, heads, t, d] = [k.dims()[0], k.dims()[1], k.dims()[2], k.dims()[3]];
+        let start = self.start()?;
         let write = |held: &Tensor, new: &Tensor| {
-            held.dynamic_update_slice(&new.reshape(&[b * heads, t, d])?, &self.start, 1)
+            held.dynamic_update_slice(&new.reshape(&[b * heads, t, d])?, &start, 1)
         };
         let held = [write(keys, k)?, write(values, v)?];
         extended.push(held.clone());
-        let is_prefill = t > 1;
-        let columns = if is_prefill { t } else { keys.dims()[1] };
-        let plane = [b, columns];
-        let column = self.trace().iota(DType::S32, &plane, 1)?;
-        let is_text = column.compare(Comparison::Ge, &self.first.broadcast_in(&plane, &[0])?)?;
-        if is_prefill {
+        if self.start.is_none() {
+            let plane = [b, t];
+            let column = self.trace().iota(DType::S32, &plane, 1)?;
+            let first = self.first.broadcast_in(&plane, &[0])?;
             return Ok(Extended {
                 kv: [k.clone(), v.clone()],
-                key_mask: is_text,
-                is_complete: false,
+                visible: Visible::Text(column.compare(Comparison::Ge, &first)?),
             });
         }
-        let now = self.start.broadcast_to(&plane)?;
-        let mut key_mask = is_text.and(&column.compare(Comparison::Le, &now)?)?;
+        let columns = keys.dims()[1];
+        let cube = [b, t, columns];
+        let key = self.trace().iota(DType::S32, &cube, 2)?;
+        let query = self
+            .trace()
+            .iota(DType::S32, &cube, 1)?
+            .add(&start.broadcast_to(&cube)?)?;
+        let is_text = key.compare(Comparison::Ge, &self.first.broadcast_in(&cube, &[0])?)?;
+        let mut visible = is_text.and(&key.compare(Comparison::Le, &query)?)?;
         if let Some(window) = window {
-            let oldest = now.add_scalar(-f64::from(window))?;
-            key_mask = key_mask.and(&column.compare(Comparison::Gt, &oldest)?)?;
+            let oldest = query.add_scalar(-f64::from(window))?;
+            visible = visible.and(&key.compare(Comparison::Gt, &oldest)?)?;
         }
         let [keys, values] = held.map(|held| held.reshape(&[b, heads, columns, d]));
         Ok(Extended {
             kv: [keys?, values?],
-            key_mask,
-            is_complete: true,
+            visible: Visible::Columns(visible),
         })
     }
 }

@@ -8,8 +8,9 @@ use crate::axis::Axis;
 use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
+use crate::kv_cache::Visible;
 use crate::weights::Weights;
-use xtrain_graphs::op::{Attention, Comparison, F64};
+use xtrain_graphs::op::{Attention, Comparison, DotDims, F64};
 use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`. `from` is the axis
@@ -162,10 +163,14 @@ pub(crate) fn attention(
     if let Some(cache) = &batch.cache {
         let extended = cache.extend(&k, &v, window)?;
         [k, v] = extended.kv;
-        key_mask = Some(extended.key_mask);
-        if extended.is_complete {
-            (causal, window) = (false, None);
-        }
+        key_mask = Some(match extended.visible {
+            Visible::Text(is_text) => is_text,
+            Visible::Columns(visible) if t == 1 => {
+                (causal, window) = (false, None);
+                visible.reshape(&[b, k.dims()[2]])?
+            }
+            Visible::Columns(visible) => return attend_to_columns(&q, [&k, &v], &visible, &kind),
+        });
     }
     let attributes = Attention {
         scale: F64::new(kind.scale),
@@ -176,6 +181,45 @@ pub(crate) fn attention(
         soft_cap: kind.soft_cap.map(F64::new),
     };
     let out = q.attention(&k, &v, key_mask.as_ref(), keep.as_ref(), attributes)?;
+    Ok(out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, h * d])?)
+}
+
+/// Attention of q `[B, H, T, D]` over the columns of a cache, k and v `[B, K, S, D]`, of which each
+/// query sees others (`visible`, `pred[B, T, S]`); gives `[N, H * D]`. Nothing is dropped out.
+fn attend_to_columns(
+    q: &Tensor,
+    [k, v]: [&Tensor; 2],
+    visible: &Tensor,
+    kind: &AttentionKind,
+) -> Result<Tensor> {
+    let [b, h, t, d] = [q.dims()[0], q.dims()[1], q.dims()[2], q.dims()[3]];
+    let [kv_heads, s] = [k.dims()[1], k.dims()[2]];
+    let group = h / kv_heads;
+    let dims = |contracting: [usize; 2]| DotDims {
+        lhs_batch: vec![0, 1],
+        rhs_batch: vec![0, 1],
+        lhs_contracting: vec![contracting[0]],
+        rhs_contracting: vec![contracting[1]],
+    };
+    // A key and value head's queries are one matrix: [B, K, H / K * T, D].
+    let scaled = q
+        .mul_scalar(kind.scale)?
+        .reshape(&[b, kv_heads, group * t, d])?;
+    let mut scores = scaled.dot_general(k, dims([3, 3]), DType::F32)?;
+    if let Some(cap) = kind.soft_cap {
+        scores = scores.mul_scalar(1.0 / cap)?.tanh()?.mul_scalar(cap)?;
+    }
+    let visible = visible
+        .broadcast_in(&[b, kv_heads, group, t, s], &[0, 3, 4])?
+        .reshape(scores.dims())?;
+    let blocked = scores.trace().full(f64::from(f32::MIN), scores.shape())?;
+    let scores = visible.select(&scores, &blocked)?;
+    let weights = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
+    let out = weights
+        .div(&weights.sum(&[3])?.keep_last()?)?
+        .convert(v.dtype())?
+        .dot_general(v, dims([3, 2]), q.dtype())?
+        .reshape(&[b, h, t, d])?;
     Ok(out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, h * d])?)
 }
 

@@ -29,6 +29,9 @@ pub(crate) struct RotaryKeys {
     pub is_scaled: bool,
     /// Whether part of a head may be rotated: transformers' other models cannot.
     pub may_be_partial: bool,
+    /// Whether there are other kinds than `default`. Phi-3's other one is `longrope`, which older
+    /// configurations call `su` and `yarn`.
+    pub may_be_scaled: bool,
 }
 
 /// Most models': all layers alike.
@@ -37,6 +40,7 @@ pub(crate) const ROTARY: RotaryKeys = RotaryKeys {
     theta: "rope_theta",
     is_scaled: true,
     may_be_partial: false,
+    may_be_scaled: true,
 };
 
 impl RotaryKeys {
@@ -69,7 +73,16 @@ impl RotaryKeys {
                         );
                     }
                 };
+                if scaling.contains_key("type") && !scaling.contains_key("rope_type") {
+                    let reason = "says type, which transformers 5 overlooks in models whose layers rotate differently; write rope_type";
+                    return Err(config.unsupported("rope_scaling", reason));
+                }
                 values.extend(scaling.clone());
+                // transformers looks for it outside the layer types only.
+                values.remove("truncate");
+                if let Some(truncate) = table("rope_parameters")?.get("truncate") {
+                    values.insert("truncate".into(), truncate.clone());
+                }
                 (values, name)
             }
         };
@@ -124,6 +137,10 @@ impl Rotary {
             None => "type",
         };
         let kind = settings.text_or(kind_key, "default")?;
+        if !keys.may_be_scaled && kind != "default" {
+            let reason = "this kind, longrope in transformers, is not implemented; known: default";
+            return Err(settings.unsupported(kind_key, reason));
+        }
         match kind.as_str() {
             "default" => Ok(plain),
             "linear" => {

@@ -118,9 +118,8 @@ impl Default for TrainerState {
 #[derive(Clone, Debug)]
 pub struct Pretrained<'a> {
     pub config: &'a Map<String, Value>,
-    pub generation_config: Option<&'a Map<String, Value>>,
     pub weights: &'a [TensorRef<'a>],
-    /// Name and content of files that go along as they are: the tokenizer's.
+    /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`.
     pub files: &'a [(String, Vec<u8>)],
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
@@ -197,11 +196,6 @@ pub(super) fn small_files<'a>(
     model: &Pretrained<'a>,
 ) -> Vec<(&'a str, std::borrow::Cow<'a, [u8]>)> {
     let mut files = vec![(CONFIG_FILE, to_json_text(model.config, 2).into())];
-    files.extend(
-        model
-            .generation_config
-            .map(|config| (GENERATION_CONFIG_FILE, to_json_text(config, 2).into())),
-    );
     files.extend(
         model
             .files
@@ -339,7 +333,6 @@ mod tests {
                 .map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
             let model = Pretrained {
                 config: &config,
-                generation_config: None,
                 weights: &weights,
                 files: &[],
                 max_shard_size,

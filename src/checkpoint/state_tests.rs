@@ -63,7 +63,6 @@ impl Content {
             .collect();
         let model = Pretrained {
             config: &self.config,
-            generation_config: None,
             weights: &weights,
             files: &self.files,
             max_shard_size: 5_000_000_000,
@@ -392,7 +391,6 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
     let weights = [tensor("a", 0)];
     let model = Pretrained {
         config: &config,
-        generation_config: None,
         weights: &weights,
         files: &[],
         max_shard_size: 1 << 30,

@@ -7,7 +7,7 @@ use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
 use crate::data::Tokenizer;
 use crate::data::chat_template::{ChatTemplate, Message};
 use crate::data::tokenizer::TextStream;
-use crate::trainer::generate::{Request, Sampling, generate};
+use crate::trainer::generate::{CachedText, Request, Sampling, generate};
 use crate::trainer::parameters::Head;
 use crate::trainer::session::Session;
 use serde_json::{Map, Value};
@@ -20,6 +20,8 @@ pub struct Generator {
     session: Session,
     settings: Settings,
     sequences: usize,
+    /// What is kept of a conversation's turns.
+    conversation: CachedText,
 }
 
 /// How texts go on, from flags and generation_config.json.
@@ -28,6 +30,49 @@ struct Settings {
     sampling: Sampling,
     eos: Vec<u32>,
     stop_strings: Vec<String>,
+}
+
+/// Keys of generation_config.json that change what is generated and are not implemented, with the
+/// value that changes nothing; null and empty lists change nothing either.
+const UNBUILT: [(&str, f64); 20] = [
+    ("num_beams", 1.0),
+    ("penalty_alpha", 0.0),
+    ("dola_layers", 0.0),
+    ("guidance_scale", 1.0),
+    ("typical_p", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+    ("top_h", 0.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("exponential_decay_length_penalty", 0.0),
+    ("min_length", 0.0),
+    ("min_new_tokens", 0.0),
+    ("bad_words_ids", 0.0),
+    ("sequence_bias", 0.0),
+    ("suppress_tokens", 0.0),
+    ("begin_suppress_tokens", 0.0),
+    ("forced_bos_token_id", -1.0),
+    ("forced_eos_token_id", -1.0),
+    ("watermarking_config", 0.0),
+];
+
+/// Refuses a generation_config.json that asks for what is not implemented.
+fn refuse_unbuilt(file: &Map<String, Value>) -> Result<(), Error> {
+    for (key, neutral) in UNBUILT {
+        let changes_nothing = |value: &Value| match value {
+            Value::Null => true,
+            Value::Array(list) => list.is_empty(),
+            value => value.as_f64() == Some(neutral),
+        };
+        if let Some(value) = file.get(key).filter(|value| !changes_nothing(value)) {
+            return Err(Error::usage(
+                format!("generation_config.json: `{key}` = {value} is not implemented"),
+                "remove the key from the file to generate without it",
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Settings {
@@ -39,6 +84,7 @@ impl Settings {
         tokenizer: &Tokenizer,
         seed: u64,
     ) -> Result<Settings, Error> {
+        refuse_unbuilt(file)?;
         let wrong = |key: &str| {
             let value = &file[key];
             Error::usage(
@@ -134,7 +180,7 @@ impl Generator {
             .map_err(failed("matching tokenizer and model"))?;
         let settings = Settings::of(
             &plan.generation,
-            &loaded.generation_config().unwrap_or_default(),
+            &loaded.generation_config(),
             loaded.model.config().values(),
             &tokenizer,
             plan.seed,
@@ -150,6 +196,7 @@ impl Generator {
             session,
             settings,
             sequences: plan.num_return_sequences,
+            conversation: CachedText::default(),
         })
     }
 
@@ -178,7 +225,8 @@ impl Generator {
         if let ([text], 1) = (&texts[..], self.sequences) {
             show(text);
         }
-        let new = self.generate(&encoded, show)?;
+        self.conversation = CachedText::default();
+        let new = self.generate(&encoded, false, show)?;
         let mut all = Vec::new();
         for (prompt, new) in texts.drain(..).zip(new.chunks(self.sequences)) {
             all.extend(new.iter().map(|new| format!("{prompt}{new}")));
@@ -186,7 +234,8 @@ impl Generator {
         Ok(all)
     }
 
-    /// The assistant's answer in a conversation, which `show` is given piece by piece.
+    /// The assistant's answer in a conversation, which `show` is given piece by piece. Of a
+    /// conversation that goes on as the template wrote it before, only what is new is computed.
     ///
     /// # Errors
     /// If the model has no chat template or it fails, or as [`Generator::continue_all`].
@@ -207,7 +256,7 @@ impl Generator {
         // The template has written all special tokens.
         let prompt = self.tokenizer.encode(&text);
         let prompt = prompt.map_err(failed("tokenizing the conversation"))?;
-        let answers = self.generate(&[prompt], show)?;
+        let answers = self.generate(&[prompt], true, show)?;
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
@@ -215,6 +264,7 @@ impl Generator {
     fn generate(
         &mut self,
         prompts: &[Vec<u32>],
+        is_conversation: bool,
         show: &mut dyn FnMut(&str),
     ) -> Result<Vec<String>, Error> {
         let repeated = prompts
@@ -236,17 +286,24 @@ impl Generator {
             use_cache: true,
         };
         let model = &*self.loaded.model;
-        let new = generate(&mut self.session, model, &request, &mut |row, token| {
-            match readers[row].push(token) {
-                Ok(text) => {
-                    if is_single && !text.is_empty() {
-                        show(text);
+        let cached = is_conversation.then_some(&mut self.conversation);
+        let new = generate(
+            &mut self.session,
+            model,
+            &request,
+            cached,
+            &mut |row, token| {
+                match readers[row].push(token) {
+                    Ok(text) => {
+                        if is_single && !text.is_empty() {
+                            show(text);
+                        }
                     }
+                    Err(error) => problem = Some(error),
                 }
-                Err(error) => problem = Some(error),
-            }
-            problem.is_none() && !readers[row].is_stopped
-        })
+                problem.is_none() && !readers[row].is_stopped
+            },
+        )
         .map_err(failed("generating"))?;
         for reader in &mut readers {
             match reader.finish() {
@@ -397,6 +454,17 @@ mod tests {
         // Of a model without the file, config.json's and the tokenizer's end a text.
         let found = settings(GenerationFlags::default(), json!({})).unwrap();
         assert_eq!(found.eos, [7, tokenizer().eos_id().unwrap()]);
+        for (file, key) in [
+            (json!({"num_beams": 4}), "num_beams"),
+            (json!({"suppress_tokens": [3]}), "suppress_tokens"),
+            (json!({"forced_eos_token_id": 0}), "forced_eos_token_id"),
+        ] {
+            let error = settings(GenerationFlags::default(), file);
+            let message = error.err().unwrap().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+        let neutral = json!({"num_beams": 1, "suppress_tokens": [], "typical_p": 1.0, "forced_eos_token_id": null});
+        assert!(settings(GenerationFlags::default(), neutral).is_ok());
         let error = settings(GenerationFlags::default(), json!({"top_p": "high"}));
         let message = error.err().unwrap().to_string();
         assert!(

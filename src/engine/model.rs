@@ -20,8 +20,8 @@ pub struct ModelConfig {
     pub config: Config,
     /// Where its weights are, unless they are new.
     directory: Option<PathBuf>,
-    /// `generation_config.json` of a directory that has one.
-    generation: Option<Map<String, Value>>,
+    /// `generation_config.json` of a directory that has one, as it stands.
+    generation: Option<Vec<u8>>,
 }
 
 impl ModelConfig {
@@ -38,10 +38,16 @@ impl ModelConfig {
                     read(hf::CONFIG_FILE)?,
                     directory.join(hf::CONFIG_FILE).display().to_string(),
                 );
-                let has_generation = directory.join(hf::GENERATION_CONFIG_FILE).exists();
-                let generation = has_generation
-                    .then(|| read(hf::GENERATION_CONFIG_FILE))
-                    .transpose()?;
+                let path = directory.join(hf::GENERATION_CONFIG_FILE);
+                let generation = match path.exists() {
+                    true => {
+                        // Named here if it is no such file.
+                        read(hf::GENERATION_CONFIG_FILE)?;
+                        let bytes = std::fs::read(&path);
+                        Some(bytes.map_err(failed("reading the model's configuration"))?)
+                    }
+                    false => None,
+                };
                 Ok(ModelConfig {
                     config,
                     directory: Some(directory.clone()),
@@ -130,7 +136,7 @@ impl ModelConfig {
 pub struct LoadedModel {
     pub model: Box<dyn Model>,
     weights: Option<(Weights, Head)>,
-    generation: Option<Map<String, Value>>,
+    generation: Option<Vec<u8>>,
 }
 
 fn scratch(
@@ -228,14 +234,22 @@ impl LoadedModel {
         }
     }
 
-    /// `generation_config.json` to save with a causal language model: the one that came with it, or
-    /// what follows from its configuration.
-    pub fn generation_config(&self) -> Option<Map<String, Value>> {
+    /// The settings of the `generation_config.json` that came with it; none if none did.
+    pub fn generation_config(&self) -> Map<String, Value> {
+        let file = self.generation.as_deref();
+        file.and_then(|file| serde_json::from_slice(file).ok())
+            .unwrap_or_default()
+    }
+
+    /// `generation_config.json` to save with a causal language model: the one that came with it, byte
+    /// for byte, or what follows from its configuration.
+    pub fn generation_file(&self) -> Option<(String, Vec<u8>)> {
         if self.model.head_kind() != HeadKind::CausalLm {
             return None;
         }
-        if self.generation.is_some() {
-            return self.generation.clone();
+        let name = hf::GENERATION_CONFIG_FILE.to_string();
+        if let Some(file) = &self.generation {
+            return Some((name, file.clone()));
         }
         let mut generation = Map::new();
         generation.insert("_from_model_config".into(), json!(true));
@@ -244,7 +258,7 @@ impl LoadedModel {
                 generation.insert(key.into(), value.clone());
             }
         }
-        Some(generation)
+        Some((name, hf::to_json_text(&generation, 2)))
     }
 }
 

@@ -292,10 +292,11 @@ impl Run {
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
         let parameters = self.loaded.model.parameters();
+        let mut files = self.files_beside_tensors();
+        files.extend(self.loaded.generation_file());
         SavedModel {
             config: self.loaded.model.config().values().clone(),
-            generation_config: self.loaded.generation_config(),
-            files: self.files_beside_tensors(),
+            files,
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
             dtype: self.save_dtype(),

@@ -1,6 +1,7 @@
 //! Text generation with a key/value cache: one graph takes the prompts in (prefill), another gives a
-//! further token of each text (decode). Both have fixed shapes, of buckets of lengths, so that they
-//! are compiled once and found by later requests.
+//! further token of each text (decode); a conversation's next turn is taken in by a third (extend),
+//! which keeps what the cache holds. They have fixed shapes, of buckets of lengths, so that they are
+//! compiled once and found by later requests.
 
 pub use super::sampling::Sampling;
 
@@ -16,6 +17,9 @@ pub const PREFILL: &str = "prefill";
 
 /// The same of the graph that gives one more token of each text.
 pub const DECODE: &str = "decode";
+
+/// The same of the graph that takes in how a text goes on.
+pub const EXTEND: &str = "extend";
 
 /// The shortest bucket.
 const SHORTEST: usize = 16;
@@ -36,9 +40,36 @@ pub struct Request<'a> {
     pub use_cache: bool,
 }
 
+/// What a session's cache holds of one text, such as a conversation, whose next request begins as the
+/// one before. Valid as long as the session generates nothing else.
+#[derive(Debug, Default)]
+pub struct CachedText {
+    /// Those whose keys and values are in the columns from `first` on.
+    tokens: Vec<u32>,
+    first: usize,
+    /// Columns of the cache.
+    capacity: usize,
+    reused: usize,
+}
+
+impl CachedText {
+    /// Tokens of the last request that were not computed anew.
+    pub fn reused(&self) -> usize {
+        self.reused
+    }
+
+    /// With how many tokens of a text the cached one begins as well, without the text's last, whose
+    /// logits are wanted.
+    fn common(&self, text: &[u32]) -> usize {
+        let pairs = self.tokens.iter().zip(&text[..text.len() - 1]);
+        pairs.take_while(|(held, token)| held == token).count()
+    }
+}
+
 /// Continues texts until each is ended by one of [`Request::eos`], has
 /// [`Request::max_new_tokens`], fills the model's positions, or `wants_more` of its number and its
-/// new token is false. Returns the new tokens of each, without the one of `eos`.
+/// new token is false. Returns the new tokens of each, without the one of `eos`. A single text may
+/// go on with a `cached` one: of that, only what is new is computed.
 ///
 /// # Errors
 /// If a prompt is empty or leaves no position for a token, or the device fails.
@@ -46,6 +77,7 @@ pub fn generate(
     session: &mut Session,
     model: &dyn Model,
     request: &Request,
+    cached: Option<&mut CachedText>,
     wants_more: &mut dyn FnMut(usize, u32) -> bool,
 ) -> Result<Vec<Vec<u32>>> {
     let positions = model.max_positions();
@@ -60,11 +92,17 @@ pub fn generate(
             });
         }
     }
+    let mut cached = cached.filter(|_| request.use_cache && request.prompts.len() == 1);
+    // If anything fails, the session's cache holds something else.
+    let before = cached.as_deref_mut().map(std::mem::take);
     let mut texts = Texts::of(request);
-    let mut forward = Forward::new(session, model, request);
-    let mut logits = forward.prefill(&texts.tokens)?;
+    let mut forward = Forward::new(session, model, request, before.as_ref());
+    let mut logits = forward.take_in(&texts.tokens)?;
     while texts.choose(&mut logits, request, positions, wants_more) {
         logits = forward.next(&texts.tokens)?;
+    }
+    if let Some(cached) = cached {
+        *cached = forward.cached_text(&texts.tokens[0]);
     }
     let starts = request.prompts.iter().map(Vec::len);
     Ok(texts
@@ -135,36 +173,89 @@ struct Forward<'a> {
     model: &'a dyn Model,
     /// Columns of the cache; `None`: there is none.
     capacity: Option<usize>,
-    /// Columns of the prompts.
+    /// Columns that are taken in first.
     width: usize,
     /// The column of each text's first token.
     first: Vec<i32>,
     /// Columns that are filled.
     filled: usize,
+    /// Tokens of the text that the cache holds already.
+    reused: usize,
 }
 
 impl<'a> Forward<'a> {
-    fn new(session: &'a mut Session, model: &'a dyn Model, request: &Request) -> Self {
+    /// `before` is what the cache holds of an earlier request, if one may go on with it.
+    fn new(
+        session: &'a mut Session,
+        model: &'a dyn Model,
+        request: &Request,
+        before: Option<&CachedText>,
+    ) -> Self {
         let lengths = request.prompts.iter().map(Vec::len);
         let width = bucket(lengths.clone().max().unwrap_or(0));
-        Forward {
+        let positions = model.max_positions();
+        let left = positions - lengths.clone().min().unwrap_or(0);
+        let most = request.max_new_tokens.min(left);
+        let room = match before {
+            // The last token is not read.
+            None => width + most - 1,
+            // For turns to come, so that most of them find room.
+            Some(_) => 2 * (width + most),
+        };
+        let mut forward = Forward {
             session,
             model,
-            // The last token is not read.
             capacity: request
                 .use_cache
-                .then(|| bucket(width + request.max_new_tokens - 1)),
+                .then(|| bucket(room.min(width + positions))),
             width,
             first: lengths.map(|length| (width - length) as i32).collect(),
             filled: width,
+            reused: 0,
+        };
+        if let (Some(before), [text]) = (before, request.prompts) {
+            forward.go_on(before, text, most);
+        }
+        forward
+    }
+
+    /// Keeps what the cache holds of the text, if that is worth it and up to `most` further tokens
+    /// fit in beside it. What is new is taken in with as many tokens before it as fill its bucket.
+    fn go_on(&mut self, before: &CachedText, text: &[u32], most: usize) {
+        let width = bucket(text.len() - before.common(text));
+        let end = before.first + text.len();
+        if width < text.len() && end + most - 1 <= before.capacity {
+            self.capacity = Some(before.capacity);
+            self.width = width;
+            self.first = vec![before.first as i32];
+            self.filled = end;
+            self.reused = text.len() - width;
+        }
+    }
+
+    /// What the cache holds of its only text.
+    fn cached_text(&self, text: &[u32]) -> CachedText {
+        let first = self.first[0] as usize;
+        CachedText {
+            tokens: text[..self.filled - first].to_vec(),
+            first,
+            capacity: self.capacity.unwrap_or(0),
+            reused: self.reused,
         }
     }
 
     /// Logits `[B, V]` after the prompts.
-    fn prefill(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>> {
+    fn take_in(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>> {
         let Some(capacity) = self.capacity else {
             return self.without_cache(texts);
         };
+        if self.reused > 0 {
+            let ids: Vec<i32> = texts[0][self.reused..]
+                .iter()
+                .map(|&id| id as i32)
+                .collect();
+            return self.run(EXTEND, &ids, Some(self.filled - self.width));
+        }
         let info = self.model.info();
         let dims = [texts.len() * info.kv_heads, capacity, info.head_dim];
         let shape = Shape::new(DType::F32, dims);
@@ -183,7 +274,7 @@ impl<'a> Forward<'a> {
                 *id = token as i32;
             }
         }
-        self.run(PREFILL, &ids, 0)
+        self.run(PREFILL, &ids, None)
     }
 
     /// Logits `[B, V]` after the last token of each text.
@@ -196,13 +287,14 @@ impl<'a> Forward<'a> {
             .iter()
             .map(|text| text[text.len() - 1] as i32)
             .collect();
-        let column = self.filled as i32;
+        let column = self.filled;
         self.filled += 1;
-        self.run(DECODE, &ids, column)
+        self.run(DECODE, &ids, Some(column))
     }
 
-    /// Runs the graph over `ids` `[B, T]`, whose first lie in column `start`.
-    fn run(&mut self, name: &str, ids: &[i32], start: i32) -> Result<Vec<f32>> {
+    /// Runs the graph over `ids` `[B, T]`, whose first lie in column `start`; `None` of the texts'
+    /// beginnings.
+    fn run(&mut self, name: &str, ids: &[i32], start: Option<usize>) -> Result<Vec<f32>> {
         let rows = self.first.len();
         let dims = [rows, ids.len() / rows];
         let mut recording = self.session.begin();
@@ -213,7 +305,9 @@ impl<'a> Forward<'a> {
         };
         let input_ids = feed("input_ids", ids, &dims)?;
         let first = feed("first_column", &self.first, &[rows])?;
-        let start = feed("column", &[start], &[])?;
+        let start = start
+            .map(|start| feed("column", &[start as i32], &[]))
+            .transpose()?;
         let mut layers = Vec::new();
         for layer in 0..self.model.layers().len() {
             let [key, value] = cache_names(layer);

@@ -21,7 +21,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from tokenizers import Tokenizer
-from transformers import get_scheduler
+from transformers import (
+    MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, get_scheduler,
+)
 from transformers.trainer_pt_utils import LabelSmoother
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -113,7 +115,7 @@ def new_model(cls, config, seed):
     return model
 
 
-def inputs(model, tokens, seed):
+def inputs(model, tokens, seed, has_padding=True):
     """int64 [micro-batches, rows, tokens]. The first micro-batch has padded rows, the second a hole in a mask too; in the third an
     encoder sees a pad token that is attended to."""
     rng = np.random.default_rng(seed)
@@ -123,11 +125,12 @@ def inputs(model, tokens, seed):
     shape = (MICRO_BATCHES, ROWS, tokens)
     ids = rng.integers(5, config.vocab_size, shape)
     mask = np.ones(shape, np.int64)
-    for micro, row, padded in [(0, 1, 2), (0, 2, 3), (1, 2, 3)]:
-        mask[micro, row, tokens - padded:] = 0
-        if pad is not None:
-            ids[micro, row, tokens - padded:] = pad
-    mask[1, 0, tokens // 3] = 0
+    if has_padding:
+        for micro, row, padded in [(0, 1, 2), (0, 2, 3), (1, 2, 3)]:
+            mask[micro, row, tokens - padded:] = 0
+            if pad is not None:
+                ids[micro, row, tokens - padded:] = pad
+        mask[1, 0, tokens // 3] = 0
     if not is_decoder:
         ids[2, 0, tokens // 3 + 1] = pad
     if "SequenceClassification" in name:
@@ -272,9 +275,15 @@ def make_case(name, cls, config, tokens, seed):
     folder = GOLDEN / name
     model = new_model(cls, config, seed)
     model.save_pretrained(folder)
+    write_case(folder, model, tokens, seed)
+
+
+def write_case(folder, model, tokens, seed, has_padding=True):
+    """What a saved model computes: everything in the folder but config.json and model.safetensors."""
+    cls = type(model)
     (folder / "generation_config.json").unlink(missing_ok=True)
     stored = set(load_file(folder / "model.safetensors"))
-    all_inputs = inputs(model, tokens, seed)
+    all_inputs = inputs(model, tokens, seed, has_padding)
     save_file(all_inputs, folder / "inputs.safetensors")
     model = model.double()
     parameters = unique_parameters(model, stored)
@@ -301,11 +310,11 @@ def make_case(name, cls, config, tokens, seed):
     # Softmax ignores a key's bias: its gradient is rounding alone.
     zero = [name for name in parameters if all(float(grads[name].abs().max()) < 1e-12 for _, _, grads in all_grads)]
     write_json(folder / "meta.json", {
-        "case": name, "model_class": cls.__name__, "seed": seed, "versions": versions(), "batch": ROWS, "seq": tokens,
+        "case": folder.name, "model_class": cls.__name__, "seed": seed, "versions": versions(), "batch": ROWS, "seq": tokens,
         "micro_batches": MICRO_BATCHES, "parameters": sum(p.numel() for p in parameters.values()), "loss": {"f64": losses[0]},
         "micro_batch_loss_f64": losses, "zero_gradient_params": zero,
     })
-    print(f"{name}: loss {losses[0]:.4f} -> {steps[-1][1]:.4f}, zero gradients {zero}")
+    print(f"{folder.name}: loss {losses[0]:.4f} -> {steps[-1][1]:.4f}, zero gradients {zero}")
 
 
 def versions():
@@ -392,6 +401,32 @@ def make_schedules():
             rates.append(schedule.get_last_lr()[0])
         cases.append({"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": kwargs, "peak": 0.003, "metrics": metrics, "lr": rates})
     write_json(GOLDEN / "newer/schedules.json", cases)
+
+
+def make_sampling(rng):
+    """What transformers' processors leave of logits, in the order in which `generate` applies them."""
+    cases = []
+    for _ in range(120):
+        vocabulary = rng.choice([3, 12, 40])
+        logits = [round(rng.gauss(0, rng.choice([0.5, 3])), 3) for _ in range(vocabulary)]
+        text = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 10))]
+        case = {
+            "repetition_penalty": rng.choice([1.0, 1.3, 0.7]), "temperature": rng.choice([1.0, 0.3, 2.0]), "top_k": rng.choice([0, 1, 5, 50]),
+            "top_p": rng.choice([1.0, 0.9, 0.5, 0.05]), "min_p": rng.choice([0.0, 0.0, 0.1, 0.6]),
+        }
+        processors = [RepetitionPenaltyLogitsProcessor(case["repetition_penalty"]), TemperatureLogitsWarper(case["temperature"])]
+        if case["top_k"]:
+            processors.append(TopKLogitsWarper(case["top_k"]))
+        if case["top_p"] < 1.0:
+            processors.append(TopPLogitsWarper(case["top_p"]))
+        if case["min_p"]:
+            processors.append(MinPLogitsWarper(case["min_p"]))
+        scores = torch.tensor([logits], dtype=torch.float64)
+        for processor in processors:
+            scores = processor(torch.tensor([text]), scores)
+        cases.append(case | {"logits": logits, "text": text, "probabilities": [round(p, 9) for p in scores.softmax(-1)[0].tolist()]})
+    path = GOLDEN / "newer/sampling.json"
+    path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
 # Data pipelines, by what run_clm, run_mlm, run_glue and run_ner do.
@@ -500,6 +535,8 @@ if __name__ == "__main__":
         make_pair_pipeline(rng)
         make_token_pipeline(rng)
         make_schedules()
+    if not chosen or "sampling" in chosen:
+        make_sampling(random.Random(7))
     for seed, (name, cls, config, tokens) in enumerate(CASES):
         if not chosen or name in chosen:
             make_case(name, cls, config, tokens, seed)

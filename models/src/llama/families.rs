@@ -14,6 +14,7 @@ const LLAMA_SWITCHES: Switches = Switches {
     norms_outputs: false,
     is_fused: false,
     has_score_scalar: false,
+    caps_scores: false,
     windows: Windows::None,
     has_local_rotary: false,
 };
@@ -59,12 +60,14 @@ const GEMMA2_SWITCHES: Switches = Switches {
     activation: "hidden_activation",
     norms_outputs: true,
     has_score_scalar: true,
+    caps_scores: true,
     windows: Windows::Of(|_, layer| Ok(layer.is_multiple_of(2))),
     ..GEMMA_SWITCHES
 };
 
 const GEMMA3_SWITCHES: Switches = Switches {
     norms_heads: true,
+    caps_scores: false,
     windows: Windows::Of(|config, layer| {
         Ok(!(layer + 1).is_multiple_of(config.size("sliding_window_pattern")?))
     }),
@@ -266,6 +269,7 @@ fn qwen2_presets() -> Vec<(&'static str, Value)> {
             "max_position_embeddings": length,
             "rope_theta": 1e6,
             "tie_word_embeddings": tied,
+            "sliding_window": length,
             "max_window_layers": five[1],
             "bos_token_id": 151_643,
             "eos_token_id": 151_643,
@@ -298,6 +302,7 @@ fn qwen3_presets() -> Vec<(&'static str, Value)> {
             "max_position_embeddings": 40960,
             "rope_theta": 1e6,
             "tie_word_embeddings": tied,
+            "sliding_window": null,
             "max_window_layers": five[1],
             "bos_token_id": 151_643,
             "eos_token_id": 151_645,
@@ -313,7 +318,12 @@ fn qwen3_presets() -> Vec<(&'static str, Value)> {
 }
 
 fn smollm3_presets() -> Vec<(&'static str, Value)> {
-    let changes = json!({"rope_theta": 5e6, "max_position_embeddings": 65536});
+    let changes = json!({
+        "rope_theta": 5e6,
+        "max_position_embeddings": 65536,
+        // The end of a turn: the base model's is 128001.
+        "eos_token_id": 128_012,
+    });
     vec![("SmolLM3-3B", changes)]
 }
 

@@ -46,6 +46,9 @@ struct Switches {
     is_fused: bool,
     /// Whether `query_pre_attn_scalar` stands for the head size in the scale of scores.
     has_score_scalar: bool,
+    /// Whether `attn_logit_softcapping` caps scores: Gemma 3 has the key, but transformers does not
+    /// apply it there.
+    caps_scores: bool,
     windows: Windows,
     /// Layers with a window rotate otherwise.
     has_local_rotary: bool,
@@ -183,6 +186,7 @@ impl Llama {
         let windows = windows(switches, &read, count)?;
         let mut keys = vec![RotaryKeys {
             may_be_partial: switches.is_fused,
+            may_be_scaled: !switches.is_fused,
             ..ROTARY
         }];
         if switches.has_local_rotary {
@@ -218,8 +222,8 @@ impl Llama {
         };
         let key = switches.activation;
         let activation = match read.text_or(key, "silu")?.as_str() {
-            // As transformers reads the first releases, which mean the approximation.
-            "gelu" if switches.is_gemma => Activation::Gelu(Gelu::Tanh),
+            // As transformers reads the first Gemma's releases, which mean the approximation.
+            "gelu" if switches.is_gemma && key == "hidden_act" => Activation::Gelu(Gelu::Tanh),
             _ => Activation::from_config(&read, key, "silu")?,
         };
         let hidden_size = read.size("hidden_size")?;
@@ -257,7 +261,10 @@ impl Llama {
             layers,
             rotaries,
             score_scale: read.float_or("attention_multiplier", 1.0 / score_width.sqrt())?,
-            score_cap: cap("attn_logit_softcapping")?,
+            score_cap: match switches.caps_scores {
+                true => cap("attn_logit_softcapping")?,
+                false => None,
+            },
             logit_cap: cap("final_logit_softcapping")?,
             embedding_factor: read.float_or("embedding_multiplier", gemma_factor)?,
             residual_factor: read.float_or("residual_multiplier", 1.0)?,

@@ -32,8 +32,8 @@ use xtrain_graphs::DType;
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
     pub config: Map<String, Value>,
-    pub generation_config: Option<Map<String, Value>>,
-    /// Names and contents of the tokenizer's files and of what is remembered of the data.
+    /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`,
+    /// and what is remembered of the data.
     pub files: Vec<(String, Vec<u8>)>,
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
@@ -82,7 +82,6 @@ impl SavedModel {
         }
         let pretrained = Pretrained {
             config: &config,
-            generation_config: self.generation_config.as_ref(),
             weights: &streamed.tensors(&self.parameters)?,
             files: &self.files,
             max_shard_size: self.max_shard_size,
@@ -136,7 +135,6 @@ fn worth_saving(tensor: &HostTensor, pace: &Pace, step: u64, kept: &str) -> Resu
 struct Unwritten {
     output_dir: PathBuf,
     config: Map<String, Value>,
-    generation_config: Option<Map<String, Value>>,
     files: Vec<(String, Vec<u8>)>,
     max_shard_size: u64,
     /// The model is saved alone.
@@ -156,7 +154,6 @@ impl Unwritten {
         let parts = CheckpointParts {
             model: Pretrained {
                 config: &self.config,
-                generation_config: self.generation_config.as_ref(),
                 weights,
                 files: &self.files,
                 max_shard_size: self.max_shard_size,
@@ -312,7 +309,6 @@ impl SaveHook<'_> {
         Unwritten {
             output_dir,
             config: self.model.config.clone(),
-            generation_config: self.model.generation_config.clone(),
             files,
             max_shard_size: self.model.max_shard_size,
             only_model,
