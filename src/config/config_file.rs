@@ -88,10 +88,11 @@ pub fn recall(flags: &mut Flags) {
         if !is_taken || !is_remembered || (names_task && entry.key.ends_with("_column_name")) {
             continue;
         }
-        if let Err(mistake) = take(flags, &path, entry, &mut seen) {
+        if let Err(mistake) = note(flags, &path, entry, &mut seen) {
             flags.mistakes.push(mistake);
         }
     }
+    take(flags, &path, seen);
 }
 
 impl Flags {
@@ -175,18 +176,45 @@ fn read_into(flags: &mut Flags, path: &Path) {
     };
     let mut seen = Seen::new();
     for entry in entries {
-        if let Err(mistake) = take(flags, path, entry, &mut seen) {
+        if let Err(mistake) = note(flags, path, entry, &mut seen) {
+            flags.mistakes.push(mistake);
+        }
+    }
+    take(flags, path, seen);
+}
+
+/// Takes the settings of a file, in the order of its lines.
+fn take(flags: &mut Flags, path: &Path, seen: Seen) {
+    let mut settings: Vec<_> = seen.into_values().collect();
+    settings.sort_by_key(|setting| setting.line);
+    for FileSetting {
+        flag, line, texts, ..
+    } in settings
+    {
+        let origin = Origin::File {
+            path: path.into(),
+            line: Some(line),
+        };
+        if let Err(mistake) = flags.take(flag, &texts, origin) {
             flags.mistakes.push(mistake);
         }
     }
 }
 
-/// What stands in a file, by flag: key, line and the texts of the value.
-type Seen = BTreeMap<&'static str, (String, usize, Vec<String>)>;
+/// The settings of a file, by flag.
+type Seen = BTreeMap<&'static str, FileSetting>;
 
-/// Takes one entry; `seen` has those before it.
-fn take(
-    flags: &mut Flags,
+/// What a file has of a flag, under one of its names.
+struct FileSetting {
+    flag: &'static Flag,
+    key: String,
+    line: usize,
+    texts: Vec<String>,
+}
+
+/// Adds one entry to `seen`, which has those before it.
+fn note(
+    flags: &Flags,
     path: &Path,
     Entry { key, line, value }: Entry,
     seen: &mut Seen,
@@ -215,19 +243,24 @@ fn take(
         let placeholder = format!("<{}>", key.to_ascii_uppercase());
         matches!(texts, [text] if *text == flag.default || *text == placeholder)
     };
-    match seen.get(flag.name) {
-        Some((other, _, same)) if *other != key && (*same == texts || is_unset(&key, &texts)) => {
+    if let Some(earlier) = seen.get(flag.name) {
+        let has_other_name = earlier.key != key;
+        if has_other_name && (earlier.texts == texts || is_unset(&key, &texts)) {
             return Ok(());
         }
-        Some((other, _, unset)) if *other != key && is_unset(other, unset) => {}
-        Some((_, first, _)) => {
-            let first = *first;
+        if !has_other_name || !is_unset(&earlier.key, &earlier.texts) {
+            let first = earlier.line;
             return Err(UsageError::GivenTwice { key, origin, first });
         }
-        None => {}
     }
-    seen.insert(flag.name, (key, line, texts.clone()));
-    flags.take(flag, &texts, origin)
+    let setting = FileSetting {
+        flag,
+        key,
+        line,
+        texts,
+    };
+    seen.insert(flag.name, setting);
+    Ok(())
 }
 
 fn unknown_key(command: CommandName, key: String, origin: Origin) -> UsageError {
