@@ -46,7 +46,7 @@ pub fn read(mut flags: Flags) -> Flags {
 /// What `eval` and `predict` remember of a model's training, in its directory: a settings file.
 pub const DATA_SETTINGS_FILE: &str = "data_settings.json";
 
-/// How a training run read its data: columns, lengths, what its tokenizer was told.
+/// How a training run read its data: columns, lengths, settings of its tokenizer.
 const REMEMBERED: &[&str] = &[
     "do_lower_case",
     "task_name",
@@ -59,8 +59,8 @@ const REMEMBERED: &[&str] = &[
     "max_seq_length",
 ];
 
-/// Adds what the model's training was told of its data to the settings of an evaluation or a
-/// prediction that were given, which win.
+/// Adds what the model's training was given of its data to the settings of an evaluation or a
+/// prediction, which win.
 pub fn recall(flags: &mut Flags) {
     if !matches!(
         flags.command,
@@ -96,17 +96,17 @@ pub fn recall(flags: &mut Flags) {
 }
 
 impl Flags {
-    /// The file that [`recall`] reads, by its name, of what this run was told; `None` if that is
-    /// nothing.
+    /// The file that evaluations of the model read, by its name, with what this run was given of
+    /// its data; `None` if that is nothing.
     pub fn data_settings(&self) -> Option<(String, Vec<u8>)> {
         let typed = &self.typed.0;
-        let told = REMEMBERED.iter().filter_map(|name| {
+        let given = REMEMBERED.iter().filter_map(|name| {
             let text = typed.get(name)?.as_str();
             Some((name.to_string(), serde_json::Value::from(text)))
         });
-        let told: serde_json::Map<String, serde_json::Value> = told.collect();
-        let text = format!("{:#}\n", serde_json::Value::Object(told.clone()));
-        (!told.is_empty()).then(|| (DATA_SETTINGS_FILE.to_string(), text.into_bytes()))
+        let given: serde_json::Map<String, serde_json::Value> = given.collect();
+        let text = format!("{:#}\n", serde_json::Value::Object(given.clone()));
+        (!given.is_empty()).then(|| (DATA_SETTINGS_FILE.to_string(), text.into_bytes()))
     }
 }
 
