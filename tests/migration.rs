@@ -233,8 +233,8 @@ fn a_glue_task_names_its_columns() {
     assert!(run.stderr.contains("sentence1"), "{}", run.stderr);
 }
 
-/// What a training was told of its data holds for evaluations and predictions of its model, unless
-/// they are told otherwise.
+/// The data settings of a training hold for evaluations and predictions of its model, unless flags
+/// say otherwise.
 #[test]
 fn evaluations_remember_how_the_training_read_its_data() {
     let bench = Bench::new();
