@@ -51,12 +51,19 @@ pub fn misbehaving(dir: &Path) -> PathBuf {
     library
 }
 
-/// What an evaluation records besides the loss: the likeliest class of each row against its label.
-struct Correct;
+/// What an evaluation records besides the loss, as tasks have it: of words the number that is
+/// right, of a sequence classifier its logits.
+struct Recorded(HeadKind);
 
-impl Metrics for Correct {
+impl Metrics for Recorded {
     fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
-        Ok(Some(predictions.correct()?.reshape(&[1])?))
+        let logits = &predictions.logits;
+        Ok(Some(match self.0 {
+            HeadKind::SequenceClassification { .. } => {
+                logits.reshape(&[logits.shape().elements()])?
+            }
+            _ => predictions.correct()?.reshape(&[1])?,
+        }))
     }
 
     fn add(&mut self, _outputs: &[f32], _labels: &HostLabels, _examples: usize) {}
@@ -220,9 +227,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         session: &mut session,
                         step: &train_step,
                         shapes: &shapes,
-                        // A classifier has other metrics.
-                        metrics: matches!(task, HeadKind::CausalLm | HeadKind::MaskedLm)
-                            .then_some(&Correct as &dyn Metrics),
+                        metrics: Some(&Recorded(task)),
                     }
                     .graphs()
                     .unwrap();

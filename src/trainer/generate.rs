@@ -69,7 +69,7 @@ impl CachedText {
 /// Continues texts until each is ended by one of [`Request::eos`], has
 /// [`Request::max_new_tokens`], fills the model's positions, or `wants_more` of its number and its
 /// new token is false. Returns the new tokens of each, without the one of `eos`. A single text may
-/// go on with a `cached` one: of that, only what is new is computed.
+/// extend a `cached` one: then only what is new is computed.
 ///
 /// # Errors
 /// If a prompt is empty or leaves no position for a token, or the device fails.
@@ -184,7 +184,7 @@ struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// `before` is what the cache holds of an earlier request, if one may go on with it.
+    /// `before` is what the cache holds of an earlier request, if this one may extend it.
     fn new(
         session: &'a mut Session,
         model: &'a dyn Model,
