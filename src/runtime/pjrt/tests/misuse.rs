@@ -5,7 +5,7 @@ use super::*;
 
 #[test]
 fn a_buffer_that_is_donated_and_read_at_once_is_refused_or_copied() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let donate = donate(&client);
     let a = put(&client, &[1.5; 1024], 0);
     match donate.execute(&[&a, &a]) {
@@ -16,7 +16,7 @@ fn a_buffer_that_is_donated_and_read_at_once_is_refused_or_copied() {
 
 #[test]
 fn threads_that_donate_the_same_buffer_cannot_both_have_it() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let donate = donate(&client);
     for _ in 0..50 {
         let (a, b) = (put(&client, &[1.0; 1024], 0), put(&client, &[2.0; 1024], 0));
@@ -44,7 +44,7 @@ fn threads_that_donate_the_same_buffer_cannot_both_have_it() {
 
 #[test]
 fn wrong_arguments_are_errors_that_name_them() {
-    let (client, _turn) = cpu!(2);
+    let client = cpu!(2);
     let add = add(&client);
     let a = put(&client, &[1.0; 4], 0);
 
@@ -91,7 +91,7 @@ fn wrong_arguments_are_errors_that_name_them() {
             ..
         })
     ));
-    let stranger = put(&cpu_client(1).unwrap(), &[1.0; 4], 0);
+    let stranger = put(&cpu(1).unwrap(), &[1.0; 4], 0);
     assert!(matches!(
         add.execute(&[&a, &stranger]),
         Err(Error::ArgumentClient { index: 1, .. })
@@ -116,7 +116,7 @@ fn wrong_arguments_are_errors_that_name_them() {
 
 #[test]
 fn wrong_uploads_and_downloads_are_errors() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let error = message(client.upload(&[0; 15], &f32s(&[4]), 0));
     assert!(
         error.contains("15 bytes") && error.contains("f32[4]") && error.contains("16"),
@@ -135,7 +135,7 @@ fn wrong_uploads_and_downloads_are_errors() {
 
 #[test]
 fn bad_modules_are_errors() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let signature = || Signature::new([f32s(&[4]), f32s(&[4])], [f32s(&[4])]);
     let options = CompileOptions::default();
     for garbage in [&b""[..], b"garbage", &[0xff; 64]] {
@@ -170,7 +170,7 @@ fn bad_modules_are_errors() {
 
 #[test]
 fn a_signature_that_is_not_the_modules_is_an_error() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let module = add(&client).optimized_hlo().unwrap();
     let signature = Signature::of_module(&module).unwrap();
     assert_eq!(
@@ -229,7 +229,7 @@ fn a_signature_that_is_not_the_modules_is_an_error() {
 
 #[test]
 fn options_reach_the_compiler_and_wrong_ones_are_named() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let compile = |options: CompileOptions| {
         client.compile_stablehlo(
             ADD.as_bytes(),

@@ -7,26 +7,13 @@
 
 use super::*;
 use crate::runtime::{Error, Result};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use xtrain_graphs::{DType, Shape};
 use xtrain_test_groups::Group;
 
-/// Tests run side by side, but the one that watches the process's memory runs alone.
-static ALONE: RwLock<()> = RwLock::new(());
-
 /// A client with `devices` CPU devices, or nothing (reported) if the library is not built.
-fn cpu(devices: i64) -> Option<(Client, RwLockReadGuard<'static, ()>)> {
-    let client = cpu_client(devices)?;
-    Some((
-        client,
-        ALONE
-            .read()
-            .unwrap_or_else(|poisoned| poisoned.into_inner()),
-    ))
-}
-
-fn cpu_client(devices: i64) -> Option<Client> {
+fn cpu(devices: i64) -> Option<Client> {
     let library = match Library::open() {
         Ok(library) => library,
         Err(Error::LibraryNotFound { .. }) => {
@@ -42,7 +29,7 @@ fn cpu_client(devices: i64) -> Option<Client> {
 macro_rules! cpu {
     ($devices:expr) => {
         match cpu($devices) {
-            Some(pair) => pair,
+            Some(client) => client,
             None => return,
         }
     };
@@ -134,7 +121,7 @@ fn message<T>(result: Result<T>) -> String {
 
 #[test]
 fn a_sum_is_computed() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     assert_eq!(client.platform_name(), "cpu");
     assert!(!client.platform_version().is_empty());
     let add = add(&client);
@@ -160,7 +147,7 @@ fn a_sum_is_computed() {
 
 #[test]
 fn plugin_and_devices_describe_themselves() {
-    let (client, _turn) = cpu!(3);
+    let client = cpu!(3);
     let (major, minor) = client.plugin().api_version();
     assert!(major == 0 && minor >= 54);
     let names: Vec<&str> = client
@@ -186,7 +173,7 @@ fn plugin_and_devices_describe_themselves() {
 
 #[test]
 fn donated_buffers_become_their_outputs() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let donate = donate(&client);
     let (a, b) = (put(&client, &[1.0; 1024], 0), put(&client, &[2.0; 1024], 0));
     let address = a.address().unwrap();
@@ -230,7 +217,7 @@ fn donated_buffers_become_their_outputs() {
 
 #[test]
 fn the_library_prints_modules_and_refuses_garbage() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let library = Library::open().unwrap();
     assert!(!library.version().is_empty());
     let text = library
@@ -249,7 +236,7 @@ fn the_library_prints_modules_and_refuses_garbage() {
 
 #[test]
 fn deleting_frees_and_marks() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let a = put(&client, &[1.0; 4], 0);
     a.delete().unwrap();
     assert!(a.is_deleted());
@@ -258,7 +245,7 @@ fn deleting_frees_and_marks() {
 
 #[test]
 fn bytes_come_back_as_they_went() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     use DType::*;
     for dtype in [Pred, S8, S32, S64, U8, U32, U64, F16, BF16, F32, F64] {
         for dims in [vec![], vec![0, 3], vec![3, 5], vec![2, 3, 4], vec![70_000]] {
@@ -278,10 +265,10 @@ fn bytes_come_back_as_they_went() {
 
 #[test]
 fn serialized_executables_give_equal_results_or_are_refused() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let original = slow(&client);
     let bytes = original.serialize().unwrap();
-    let fresh = cpu_client(1).unwrap();
+    let fresh = cpu(1).unwrap();
     let loaded = fresh.load(&bytes, original.signature().clone()).unwrap();
     let values: Vec<f32> = (0..512 * 512)
         .map(|i| ((i * 37 % 101) as f32 - 50.0) / 1.0e4)
@@ -307,7 +294,7 @@ fn serialized_executables_give_equal_results_or_are_refused() {
 
 #[test]
 fn four_devices_sum_together() {
-    let (client, _turn) = cpu!(4);
+    let client = cpu!(4);
     let signature = Signature::new([f32s(&[4])], [f32s(&[4])]);
     let sum = client
         .compile_stablehlo(
@@ -356,7 +343,7 @@ fn four_devices_sum_together() {
 
 #[test]
 fn downloads_wait_for_nothing_until_asked() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let slow = slow(&client);
     let x = client
         .upload(
@@ -393,9 +380,9 @@ fn downloads_wait_for_nothing_until_asked() {
 
 #[test]
 fn a_client_dropped_with_work_in_flight_ends_cleanly() {
-    let (_, _turn) = cpu!(1);
+    let _ = cpu!(1);
     for _ in 0..5 {
-        let client = cpu_client(1).unwrap();
+        let client = cpu(1).unwrap();
         let slow = slow(&client);
         let x = client
             .upload(
@@ -410,7 +397,7 @@ fn a_client_dropped_with_work_in_flight_ends_cleanly() {
 
 #[test]
 fn executables_account_for_themselves() {
-    let (client, _turn) = cpu!(1);
+    let client = cpu!(1);
     let donating = donate(&client);
     let memory = donating.memory_stats().unwrap();
     assert_eq!(
@@ -483,7 +470,7 @@ fn a_vendors_plugin_works_or_says_why_not() {
 
 #[test]
 fn threads_share_a_client() {
-    let (client, _turn) = cpu!(2);
+    let client = cpu!(2);
     let add = Arc::new(add(&client));
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -506,10 +493,35 @@ fn threads_share_a_client() {
 
 #[test]
 fn ten_thousand_steps_leave_nothing_behind() {
-    let Some(client) = cpu_client(1) else { return };
-    let _turn = ALONE
-        .write()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    const PART: &str = "XTRAIN_TEST_PART";
+    if cpu(1).is_none() {
+        return;
+    }
+    if std::env::var_os(PART).is_some() {
+        steps_leave_nothing_behind();
+        return;
+    }
+    // In a process of its own: the memory that other tests of this one take at the same time is
+    // not a leak.
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "runtime::pjrt::tests::ten_thousand_steps_leave_nothing_behind",
+            "--nocapture",
+        ])
+        .env(PART, "steps")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn steps_leave_nothing_behind() {
+    let client = cpu(1).unwrap();
     let donate = donate(&client);
     let mut state = put(&client, &[0.0; 1024], 0);
     let ones = vec![1f32; 1024];

@@ -55,7 +55,7 @@ fn options(
 
 /// `None`, reported loudly, without the library, or where it was built without Gloo.
 fn client(store: &Arc<Memory>, options: &[(String, OptionValue)]) -> Option<Client> {
-    let plugin = cpu_client(1)?.plugin().clone();
+    let plugin = cpu(1)?.plugin().clone();
     match Client::create_among(&plugin, options, Some(store.clone())) {
         Err(error) if error.to_string().contains("need Gloo") => {
             Group::Gloo.skip("libxtrain_gloo.so was not built; bin/bootstrap fetches libgloo-dev");
