@@ -45,6 +45,32 @@ impl Holder {
         }
     }
 
+    /// Whether it was killed or has returned and only the kernel still clears up behind it: its
+    /// locks go with the last of its threads, which on a busy machine is a moment after the first.
+    fn is_ending(&self) -> bool {
+        const EXITING: u32 = 4; // PF_EXITING of linux/sched.h
+        const KILL: u64 = 1 << (libc::SIGKILL - 1);
+        if self.host != host() {
+            return false;
+        }
+        let read = |file: &str| {
+            fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
+        };
+        let (stat, status) = (read("stat"), read("status"));
+        // After the command's name in parentheses, which may hold anything: state, five numbers, flags.
+        let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+        let fields: Vec<&str> = fields.split_whitespace().take(7).collect();
+        let exits = |flags: &&str| flags.parse().is_ok_and(|flags: u32| flags & EXITING != 0);
+        let is_killed = status.lines().any(|line| {
+            let pending = ["SigPnd:", "ShdPnd:"]
+                .iter()
+                .find_map(|key| line.strip_prefix(key));
+            let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            pending.is_some_and(|mask| mask & KILL != 0)
+        });
+        is_killed || matches!(fields.first(), Some(&"Z" | &"X")) || fields.get(6).is_some_and(exits)
+    }
+
     /// Whom a lock's file names; a new file names nobody.
     fn read(file: &File) -> Option<Holder> {
         serde_json::from_reader(file).ok()
@@ -76,7 +102,8 @@ impl Lock {
         fs::create_dir_all(path.parent()?).ok()?;
         let file = match attempt(path, false).ok()? {
             Ok(file) => file,
-            Err(who) => {
+            Err(holder) => {
+                let who = name(holder);
                 eprintln!("waiting for {who}, which is {doing}");
                 let still =
                     |time, _| format!("still waiting after {}: {who} is {doing}", duration(time));
@@ -86,16 +113,20 @@ impl Lock {
         Some(Lock::hold(path, file))
     }
 
-    /// The lock, if nobody holds it. What a killed process of this host left is free. Another host's
-    /// locks may not be seen here, and some file systems have none: what such a holder left is free
-    /// only if `takes_over`.
+    /// The lock, if nobody holds it. What a killed process of this host left is free, as soon as the
+    /// last of its threads has ended. Another host's locks may not be seen here, and some file
+    /// systems have none: what such a holder left is free only if `takes_over`.
     ///
     /// # Errors
     /// If the file cannot be opened.
     pub fn take(path: &Path, takes_over: bool) -> io::Result<Result<Lock, Refused>> {
-        let (file, is_locked) = match attempt(path, false) {
+        let mut attempted = attempt(path, false);
+        if matches!(&attempted, Ok(Err(Some(holder))) if holder.is_ending()) {
+            attempted = attempt(path, true);
+        }
+        let (file, is_locked) = match attempted {
             Ok(Ok(file)) => (file, true),
-            Ok(Err(who)) => return Ok(Err(Refused::Busy(who))),
+            Ok(Err(holder)) => return Ok(Err(Refused::Busy(name(holder)))),
             Err(_) => (open(path)?, false),
         };
         let is_free = |last: &Holder| takes_over || is_locked && last.host == host();
@@ -145,18 +176,18 @@ fn open(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
+/// How messages name a holder.
+fn name(holder: Option<Holder>) -> String {
+    holder.map_or("another process".into(), |holder| holder.to_string())
+}
+
 /// The file at `path`, made where it lacks, locked as long as it is open; or else who holds it.
-fn attempt(path: &Path, waits: bool) -> io::Result<Result<File, String>> {
+fn attempt(path: &Path, waits: bool) -> io::Result<Result<File, Option<Holder>>> {
     loop {
         let file = open(path)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) if waits => file.lock()?,
-            Err(TryLockError::WouldBlock) => {
-                let holder = Holder::read(&file);
-                return Ok(Err(
-                    holder.map_or("another process".into(), |holder| holder.to_string())
-                ));
-            }
+            Err(TryLockError::WouldBlock) => return Ok(Err(Holder::read(&file))),
             other => other?,
         }
         let own = file.metadata()?;
@@ -191,6 +222,39 @@ mod tests {
             }
         });
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    /// A killed process whose first thread is a zombie while another still holds the lock refuses
+    /// nobody: the next run waits for that moment.
+    #[test]
+    fn a_lock_of_the_dying_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.lock");
+        let held = Lock::take(&path, false).unwrap().unwrap();
+        // A zombie, as long as nobody asks for its exit code.
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        let holder = Holder {
+            pid: dead.id(),
+            ..Holder::this_process()
+        };
+        while !holder.is_ending() {
+            std::thread::yield_now();
+        }
+        assert!(!Holder::this_process().is_ending());
+        let elsewhere = Holder {
+            host: "elsewhere".into(),
+            ..holder.clone()
+        };
+        assert!(!elsewhere.is_ending());
+        fs::write(&path, serde_json::to_vec(&holder).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| Lock::take(&path, false).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!next.is_finished());
+            drop(held);
+            assert!(next.join().unwrap().is_ok());
+        });
+        dead.wait().unwrap();
     }
 
     #[test]
