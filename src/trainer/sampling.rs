@@ -171,6 +171,45 @@ mod tests {
         assert_eq!(kept(both), [2]);
     }
 
+    /// `sampling.json`: the probabilities of all tokens after transformers' processors.
+    #[test]
+    fn probabilities_are_those_of_transformers() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/data/golden/newer/sampling.json"
+        );
+        let cases: Vec<serde_json::Value> =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        for case in &cases {
+            let number = |key: &str| case[key].as_f64().unwrap();
+            let list = |key: &str| -> Vec<f64> {
+                let values = case[key].as_array().unwrap().iter();
+                values.map(|value| value.as_f64().unwrap()).collect()
+            };
+            let sampling = Sampling {
+                temperature: number("temperature"),
+                top_k: number("top_k") as usize,
+                top_p: number("top_p"),
+                min_p: number("min_p"),
+                repetition_penalty: number("repetition_penalty"),
+                seed: 0,
+            };
+            let mut logits: Vec<f32> = list("logits").iter().map(|x| *x as f32).collect();
+            let text: Vec<u32> = list("text").iter().map(|id| *id as u32).collect();
+            sampling.penalize(&mut logits, &text);
+            let (tokens, weights) = sampling.candidates(&logits);
+            let sum: f64 = weights.iter().sum();
+            let mut found = vec![0.0; logits.len()];
+            for (token, weight) in tokens.iter().zip(&weights) {
+                found[*token as usize] = weight / sum;
+            }
+            for (found, expected) in found.iter().zip(list("probabilities")) {
+                assert!((found - expected).abs() < 1e-6, "{case}: {found}");
+            }
+        }
+        assert!(cases.len() >= 100);
+    }
+
     #[test]
     fn repeated_tokens_lose() {
         let penalty = Sampling {
