@@ -5,7 +5,7 @@
 use super::error::{Error, Result};
 use super::tokenizer::{CHAT_TEMPLATE as FILE, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -28,6 +28,17 @@ impl Message {
         }
     }
 }
+
+/// Settings that name tokens, which templates know by these names.
+const SPECIAL_TOKENS: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
 
 /// A model's template.
 pub struct ChatTemplate {
@@ -68,8 +79,13 @@ impl ChatTemplate {
             (None, None) => return Ok(None),
         };
         let mut tokens = Map::new();
-        for key in ["bos_token", "eos_token", "unk_token", "pad_token"] {
-            let value = config.get(key).map(|value| match value {
+        let special: Map<String, Value> = tokenizer
+            .file("special_tokens_map.json")
+            .and_then(|file| serde_json::from_slice(file).ok())
+            .unwrap_or_default();
+        for key in SPECIAL_TOKENS {
+            let value = config.get(key).or_else(|| special.get(key));
+            let value = value.map(|value| match value {
                 Value::Object(token) => token.get("content").cloned().unwrap_or_default(),
                 other => other.clone(),
             });
@@ -92,6 +108,10 @@ impl ChatTemplate {
     /// where roles do not alternate.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let mut context = self.tokens.clone();
+        // There are none, which templates may ask for by `is not none`.
+        for key in ["tools", "documents"] {
+            context.insert(key.into(), Value::Null);
+        }
         let messages = serde_json::to_value(messages).expect("roles and contents are texts");
         context.insert("messages".into(), messages);
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
@@ -133,14 +153,48 @@ fn environment() -> Environment<'static> {
     });
     environment.add_filter(
         "tojson",
-        |value: Jinja| -> std::result::Result<String, minijinja::Error> {
+        |value: Jinja, options: Kwargs| -> std::result::Result<String, minijinja::Error> {
             let failed = |error: serde_json::Error| {
                 minijinja::Error::new(ErrorKind::BadSerialization, error.to_string())
             };
-            serde_json::to_string(&value).map_err(failed)
+            let indent: Option<usize> = options.get("indent")?;
+            options.assert_all_used()?;
+            let value = serde_json::to_value(&value).map_err(failed)?;
+            Ok(python_json(&value, indent, 0))
         },
     );
     environment
+}
+
+/// JSON as Python's `json.dumps(value, ensure_ascii=False, indent=indent)` lays it out, at a depth.
+fn python_json(value: &Value, indent: Option<usize>, depth: usize) -> String {
+    let (open, items, close) = match value {
+        Value::Array(list) if !list.is_empty() => {
+            let items = list.iter().map(|item| python_json(item, indent, depth + 1));
+            ("[", items.collect::<Vec<_>>(), "]")
+        }
+        Value::Object(map) if !map.is_empty() => {
+            let item = |(key, value): (&String, &Value)| {
+                let key = Value::from(key.as_str());
+                format!("{key}: {}", python_json(value, indent, depth + 1))
+            };
+            ("{", map.iter().map(item).collect(), "}")
+        }
+        other => return other.to_string(),
+    };
+    match indent {
+        None => format!("{open}{}{close}", items.join(", ")),
+        Some(indent) => {
+            let line = |depth: usize| format!("\n{}", " ".repeat(indent * depth));
+            let between = format!(",{}", line(depth + 1));
+            format!(
+                "{open}{}{}{}{close}",
+                line(depth + 1),
+                items.join(&between),
+                line(depth)
+            )
+        }
+    }
 }
 
 /// `{% generation %}` marks the assistant's words, for training; here it is a block that is always
@@ -268,6 +322,14 @@ mod tests {
             let message = render(broken, &hi).unwrap_err().to_string();
             assert!(message.contains("chat_template.jinja"), "{message}");
         }
+    }
+
+    #[test]
+    fn values_are_written_as_python_does() {
+        let message = [Message::new("user", "\"<é>\n")];
+        let text = "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2) }}|{{ tools is none }}{{ tools is defined }}{{ no_such }}|{% if documents is not none %}some{% endif %}";
+        let expected = "[{\"role\": \"user\", \"content\": \"\\\"<é>\\n\"}]|{\n  \"role\": \"user\",\n  \"content\": \"\\\"<é>\\n\"\n}|TrueTrue|";
+        assert_eq!(render(text, &message).unwrap(), expected);
     }
 
     #[test]
