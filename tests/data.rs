@@ -12,7 +12,7 @@ use xtrain::checkpoint::{Weights, hf};
 use xtrain::data::formats::text::Lines;
 use xtrain::data::rows::Origin;
 use xtrain::data::settings::SourceSettings;
-use xtrain::data::tokenizer::train_byte_bpe;
+use xtrain::data::tokenizer::{TextStream, train_byte_bpe};
 use xtrain::data::{Rows, Tokenizer};
 use xtrain::tasks::{ClmDataSettings, Context, Split, set};
 
@@ -119,14 +119,20 @@ fn rows_equal_run_clm_in(golden: &Path) {
     );
 }
 
-/// Each of the repository's tokenizers, in its newer form and in the older one, and the golden
-/// byte-level BPE, give the ids and texts that the tokenizers library gives.
+/// Each of the repository's tokenizers, in its newer form and in the older one, and the golden ones
+/// (byte-level and with byte fallback, as Llama, Mistral, Gemma and Qwen have them) give the ids and
+/// texts that the tokenizers library gives.
 #[test]
 fn ids_and_texts_equal_tokenizers() {
     let data = data_dir();
-    let golden = golden_dirs()
-        .into_iter()
-        .map(|golden| (golden.join("tokenizers/byte_bpe"), &[][..]));
+    let folders = golden_dirs().into_iter().flat_map(|golden| {
+        fs::read_dir(golden.join("tokenizers"))
+            .into_iter()
+            .flatten()
+    });
+    let mut golden: Vec<PathBuf> = folders.map(|entry| entry.unwrap().path()).collect();
+    golden.sort();
+    let golden = golden.into_iter().map(|dir| (dir, &[][..]));
     let vocabulary = r#"{"do_lower_case": false}"#;
     let older: [(&str, &[(&str, &str)]); 4] = [
         ("gpt2", &[("vocab.json", ""), ("merges.txt", "")]),
@@ -165,13 +171,41 @@ fn ids_and_texts_equal_tokenizers() {
                     ids(&case["ids_without_specials"]),
                     "{name}: {text:?}"
                 );
+                let with = ids(&case["ids"]);
                 assert_eq!(
-                    tokenizer.decode(&ids(&case["ids"]), true).unwrap(),
-                    case["decoded"].as_str().unwrap(),
+                    tokenizer.encode_with_special_tokens(text).unwrap(),
+                    with,
                     "{name}: {text:?}"
                 );
+                let decoded = case["decoded"].as_str().unwrap();
+                assert_eq!(
+                    tokenizer.decode(&with, true).unwrap(),
+                    decoded,
+                    "{name}: {text:?}"
+                );
+                // Token by token it is the same text.
+                let mut stream = TextStream::after(&tokenizer, &[]);
+                let pushed = with.iter().map(|id| stream.push(*id).unwrap());
+                let streamed: String = pushed.collect();
+                let streamed = streamed + &stream.finish().unwrap();
+                assert_eq!(streamed, decoded, "{name}: {text:?}, streamed");
             }
             assert!(single.len() > 100);
+            // What is encoded in pieces has the ids of the whole.
+            let texts = single.iter().map(|case| case["text"].as_str().unwrap());
+            let long = texts.collect::<Vec<_>>().join(" ").repeat(120);
+            assert!(long.len() > 1 << 18, "{}", long.len());
+            let file = dir.join("tokenizer.json");
+            if let (Ok(whole), true) = (tokenizers::Tokenizer::from_file(&file), older.is_empty()) {
+                for specials in [false, true] {
+                    let expected = whole.encode(&long[..], specials).unwrap();
+                    let found = match specials {
+                        true => tokenizer.encode_with_special_tokens(&long).unwrap(),
+                        false => tokenizer.encode(&long).unwrap(),
+                    };
+                    assert!(found == expected.get_ids(), "{}: long", dir.display());
+                }
+            }
         }
     }
 }

@@ -86,8 +86,10 @@ impl Task for ClmDataSettings {
 
     fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
         match self.stride {
-            None => json!({"block_size": context.length, "group": GROUP}),
-            Some(stride) => json!({"block_size": context.length, "stride": stride}),
+            None => json!({"block_size": context.length, "group": GROUP, "special_tokens": true}),
+            Some(stride) => {
+                json!({"block_size": context.length, "stride": stride, "special_tokens": true})
+            }
         }
     }
 
@@ -167,7 +169,7 @@ impl Recipe for Blocks {
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
         let mut ids = Vec::new();
         for line in texts(samples) {
-            ids.extend(self.tokenizer.encode(line)?);
+            ids.extend(self.tokenizer.encode_with_special_tokens(line)?);
         }
         Ok(EncodedGroup {
             rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
@@ -219,7 +221,7 @@ impl Recipe for Windows {
 
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
         let text: String = texts(samples).collect();
-        let ids = self.blocks.tokenizer.encode(&text)?;
+        let ids = self.blocks.tokenizer.encode_with_special_tokens(&text)?;
         let length = self.blocks.block_size;
         let mut rows = Vec::new();
         let mut counted = 0;

@@ -79,7 +79,7 @@ pub(super) fn convert(files: &Files<'_>) -> Result<Converted> {
     }
     let hint = if files.get("vocab.json").is_some() {
         "; there is a vocab.json but no merges.txt"
-    } else if files.dir.join("tokenizer.model").exists() {
+    } else if files.get("tokenizer.model").is_some() {
         "; there is a SentencePiece tokenizer.model. Convert it once with Python: from transformers import AutoTokenizer as T; \
          T.from_pretrained(DIR).save_pretrained(DIR)"
     } else {

@@ -30,7 +30,7 @@ const CONFIG: &str = "tokenizer_config.json";
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// Files that make up a tokenizer in one form or another; those found go along with a saved model.
-pub const TOKENIZER_FILES: [&str; 9] = [
+pub const TOKENIZER_FILES: [&str; 10] = [
     DEFINITION,
     CONFIG,
     "special_tokens_map.json",
@@ -39,6 +39,7 @@ pub const TOKENIZER_FILES: [&str; 9] = [
     "vocab.txt",
     "added_tokens.json",
     "spiece.model",
+    "tokenizer.model",
     CHAT_TEMPLATE,
 ];
 
@@ -398,8 +399,23 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
-        let encoded = encoding(text, |text| self.inner.encode_fast(text, true))?;
-        Ok(encoded.get_ids().to_vec())
+        let around = |text: &str| {
+            let encoded = encoding(text, |text| self.inner.encode_fast(text, true))?;
+            Ok::<_, Error>(encoded.get_ids().to_vec())
+        };
+        if text.len() <= pieces::PIECE {
+            return around(text);
+        }
+        // What stands around any text stands around a letter.
+        let (letter, alone) = (around("a")?, self.encode("a")?);
+        let before = letter
+            .windows(alone.len().max(1))
+            .position(|ids| ids == alone)
+            .unwrap_or(0);
+        let mut ids = letter[..before].to_vec();
+        ids.extend(self.encode(text)?);
+        ids.extend(letter.iter().skip(before + alone.len()));
+        Ok(ids)
     }
 
     /// Text of ids, special tokens left out if asked.

@@ -4,7 +4,7 @@
 use crate::data::error::{Error, Result};
 
 /// Bytes of a piece. Texts that are shorter are one.
-const PIECE: usize = 1 << 18;
+pub(super) const PIECE: usize = 1 << 18;
 /// Bytes that are encoded as one where there is no border.
 const LONGEST: usize = 16 << 20;
 /// Bytes on either side of a border that are encoded to check it.
