@@ -367,6 +367,94 @@ fn gptj_trains_on_every_mesh_as_on_one_device() {
     GPTJ.trains_on_every_mesh_as_on_one_device();
 }
 
+/// A relative of Llama with these further settings and a single key/value head, which several devices
+/// hold each: 2 and 4 of them by every axis, and tensor parallelism with another axis.
+fn trains_with_fewer_key_value_heads_than_devices(model_type: &'static str, settings: &str) {
+    let what = format!(
+        "clm --model_type {model_type} --config_overrides hidden_size=32,num_hidden_layers=4,num_attention_heads=8,\
+         num_key_value_heads=1,intermediate_size=64,max_position_embeddings=32,attention_dropout=0.1,{settings} \
+         --train_file articles.txt --tokenizer_name byte_bpe --block_size 32"
+    );
+    let family = Family {
+        name: model_type,
+        what: &what,
+        ..QWEN3
+    };
+    let with = |axis, degree| vec![(&TENSOR, 2), (axis, degree)];
+    let meshes = [
+        alone(2),
+        alone(4),
+        vec![with(&STAGE, 2), with(&SHARD, 2), vec![(&TOKENS, 4)]],
+    ];
+    family.assert_trains_as_on_one(
+        &Bench::new(),
+        meshes
+            .concat()
+            .into_iter()
+            .map(|mesh| (mesh, String::new(), String::new())),
+    );
+}
+
+#[test]
+fn llama_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "attention_bias=true,mlp_bias=true,tie_word_embeddings=true,pad_token_id=0";
+    trains_with_fewer_key_value_heads_than_devices("llama", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn mistral_trains_with_fewer_key_value_heads_than_devices() {
+    trains_with_fewer_key_value_heads_than_devices("mistral", "sliding_window=8");
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn qwen2_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "use_sliding_window=true,sliding_window=8,max_window_layers=2";
+    trains_with_fewer_key_value_heads_than_devices("qwen2", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn smollm3_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "no_rope_layer_interval=2,attention_bias=true,pad_token_id=0";
+    trains_with_fewer_key_value_heads_than_devices("smollm3", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn granite_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "embedding_multiplier=3.0,residual_multiplier=0.4,attention_multiplier=0.3,logits_scaling=2.0,tie_word_embeddings=true";
+    trains_with_fewer_key_value_heads_than_devices("granite", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn gemma_trains_with_fewer_key_value_heads_than_devices() {
+    trains_with_fewer_key_value_heads_than_devices("gemma", "head_dim=8");
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn gemma2_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "head_dim=8,sliding_window=8,query_pre_attn_scalar=8";
+    trains_with_fewer_key_value_heads_than_devices("gemma2", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn gemma3_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "head_dim=8,sliding_window=8,query_pre_attn_scalar=8,sliding_window_pattern=2,tie_word_embeddings=false";
+    trains_with_fewer_key_value_heads_than_devices("gemma3_text", settings);
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn phi3_trains_with_fewer_key_value_heads_than_devices() {
+    let settings = "sliding_window=8,resid_pdrop=0.1,pad_token_id=0";
+    trains_with_fewer_key_value_heads_than_devices("phi3", settings);
+}
+
 #[test]
 fn gpt2_trains_in_processes_as_on_one_device() {
     GPT2.trains_in_processes_as_on_one_device();

@@ -2,7 +2,9 @@
 # Checks that what xtrain saves is what Python transformers loads: the same token ids, the same loss, and back again.
 #
 #   tests/run_hf_roundtrip.sh [--install] [--model DIR] [--validation_file FILE] [--block_size N] [more for hf_roundtrip.py]
+#   tests/run_hf_roundtrip.sh [--install] --all_families [more for hf_families.py]
 #
+# With --all_families, small models of every family go both ways, from every kind of file.
 # Without --model it trains a tiny GPT-2 for a few steps first, on the text and with the tokenizer of tests/data.
 # Python is $XTRAIN_PYTHON, or that of target/hf-venv, which --install makes (torch and transformers; pip's own settings,
 # such as PIP_INDEX_URL, choose torch's build: the one for the CPU is a tenth of the default one's size).
@@ -18,6 +20,7 @@ validation=$data/play.txt
 block=64
 model=
 install=
+families=
 more=()
 
 die() {
@@ -28,6 +31,7 @@ die() {
 while [ $# -gt 0 ]; do
     case $1 in
         --install) install=1; shift ;;
+        --all_families) families=1; shift ;;
         --model | --validation_file | --block_size)
             [ $# -ge 2 ] || die "$1 needs a value"
             case $1 in
@@ -48,6 +52,9 @@ fi
 "$python" -c 'import torch, transformers' 2>/dev/null ||
     die "$python has no torch and transformers; run this with --install, or set XTRAIN_PYTHON to a Python that has them"
 [ -x "$xtrain" ] || die "$xtrain is not there; run bin/bootstrap, or set XTRAIN_BIN"
+if [ -n "$families" ]; then
+    exec "$python" "$root/tests/hf_families.py" --xtrain "$xtrain" ${more[@]+"${more[@]}"}
+fi
 [ -f "$validation" ] || die "$validation is not there; give another --validation_file"
 
 scratch=$(mktemp -d)
