@@ -1,7 +1,9 @@
 //! What several test modules need: test data, the program under test, how numbers are compared.
 
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use xtrain::checkpoint::hf;
+use xtrain_models::Config;
 use xtrain_test_groups::Group;
 
 /// The repository's own test data: texts, tables, tokenizers and golden cases. `README.md` there
@@ -307,4 +309,30 @@ pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// Sizes, windows and dropout of a small model, under the names that a configuration has: 2 layers,
+/// width 16, 4 heads (2 of keys and values where these may be fewer), 40 tokens, 16 positions and the
+/// two that RoBERTa keeps for padding.
+pub fn small_sizes(config: &Config) -> Vec<(String, Value)> {
+    let sizes = json!({
+        "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_hidden_layers": 2,
+        "n_head": 4, "n_heads": 4, "num_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "n_embd": 16, "dim": 16, "hidden_size": 16, "embedding_size": 8, "rotary_dim": 4,
+        "hidden_dim": 32, "intermediate_size": 32,
+        "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40,
+        "window_size": 4, "sliding_window": 4, "local_attention": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+        "resid_dropout": 0.1, "embed_dropout": 0.1, "dropout": 0.1,
+        "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+        "attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1,
+    });
+    let Value::Object(sizes) = sizes else {
+        unreachable!()
+    };
+    let known = sizes
+        .into_iter()
+        .filter(|(key, _)| config.get(key).is_some());
+    known.collect()
 }

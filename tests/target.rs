@@ -3,7 +3,7 @@
 //! (`tests/cuda_wheels` fetches one).
 
 use crate::neuron::stand_in;
-use crate::support::{Command, Run, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, data_text, small_sizes, xtrain};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xtrain::cache::CacheSettings;
@@ -472,6 +472,52 @@ fn every_card_compiles_and_is_kept_apart() {
         shown.stdout
     );
     cache(&format!("show {id} --memory"));
+}
+
+/// Training and evaluation of every family compile for a card.
+#[test]
+fn every_family_compiles_for_a_card() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(
+        dir.path().join("text.txt"),
+        &data_text("play.txt")[..20_000],
+    )
+    .unwrap();
+    for model_type in xtrain_models::MODEL_TYPES {
+        let mut config = xtrain_models::default_config(model_type).unwrap();
+        for (key, value) in small_sizes(&config) {
+            config.set(&key, value);
+        }
+        config.set("vocab_size", 1000);
+        let (task, tokenizer) = match xtrain_models::is_encoder(model_type) {
+            Some(true) => ("mlm --max_seq_length 16", "wordpiece"),
+            _ => ("clm --block_size 16", "byte_bpe"),
+        };
+        let model = dir.path().join(model_type);
+        copy_tokenizer(tokenizer, &model);
+        let text = serde_json::to_string(config.values()).unwrap();
+        std::fs::write(model.join("config.json"), text).unwrap();
+        let run = xtrain()
+            .args(format!("compile {task} --device cuda --target h200 --bf16").split(' '))
+            .args([
+                "--per_device_train_batch_size",
+                "4",
+                "--train_file",
+                "text.txt",
+            ])
+            .args(["--validation_file", "text.txt", "--eval_strategy", "epoch"])
+            .args(["--config_name", model_type, "--tokenizer_name", model_type])
+            .args(["--output_dir", "out", "--cache_dir", "cache"])
+            .dir(dir.path())
+            .env("XTRAIN_CUDA_PLUGIN", &plugin)
+            .run();
+        assert_eq!(run.code, Some(0), "{model_type}: {}", run.stderr);
+        for graph in ["train for h200", "eval for h200"] {
+            let has = run.stdout.contains(graph);
+            assert!(has, "{model_type}: no {graph}: {}", run.stdout);
+        }
+    }
 }
 
 /// Attention is cuDNN's where it can be, one call each way for each of two layers, and no copy is
