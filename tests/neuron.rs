@@ -79,7 +79,6 @@ fn families() -> Vec<(&'static str, Config, HeadKind)> {
         for (key, value) in small_sizes(&config) {
             config.set(&key, value);
         }
-        config.set("pad_token_id", 1);
         let head = match xtrain_models::is_encoder(model_type) {
             Some(true) => HeadKind::MaskedLm,
             _ => HeadKind::CausalLm,
@@ -103,7 +102,10 @@ fn everything_that_is_emitted_is_known_to_compile() {
     let (mut modules, mut instructions) = (0, 0);
     for (family, config, own) in families() {
         for task in [own, HeadKind::SequenceClassification { labels: 3 }] {
-            let model = xtrain_models::build(config.clone(), task).unwrap();
+            let model = match xtrain_models::build(config.clone(), task) {
+                Err(error) if task != own && error.to_string().contains("is not for") => continue,
+                built => built.unwrap(),
+            };
             let batch = |labels| BatchShape {
                 rows: 2,
                 tokens: 16,

@@ -312,15 +312,15 @@ pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
 }
 
 /// Sizes, windows and dropout of a small model, under the names that a configuration has: 2 layers,
-/// width 16, 4 heads (2 of keys and values where these may be fewer), 40 tokens, 16 positions and the
-/// two that RoBERTa keeps for padding.
+/// width 16, 4 heads (2 of keys and values where these may be fewer), 40 tokens with one for padding,
+/// 16 positions and the two that RoBERTa keeps for it.
 pub fn small_sizes(config: &Config) -> Vec<(String, Value)> {
     let sizes = json!({
         "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_hidden_layers": 2,
         "n_head": 4, "n_heads": 4, "num_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
         "n_embd": 16, "dim": 16, "hidden_size": 16, "embedding_size": 8, "rotary_dim": 4,
         "hidden_dim": 32, "intermediate_size": 32,
-        "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40,
+        "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40, "pad_token_id": 1,
         "window_size": 4, "sliding_window": 4, "local_attention": 4,
         "attention_types": [[["global", "local"], 1]],
         "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
@@ -331,8 +331,7 @@ pub fn small_sizes(config: &Config) -> Vec<(String, Value)> {
     let Value::Object(sizes) = sizes else {
         unreachable!()
     };
-    let known = sizes
-        .into_iter()
-        .filter(|(key, _)| config.get(key).is_some());
+    let is_known = |key: &str| key == "pad_token_id" || config.get(key).is_some();
+    let known = sizes.into_iter().filter(|(key, _)| is_known(key));
     known.collect()
 }
