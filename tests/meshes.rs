@@ -402,57 +402,35 @@ fn llama_trains_with_fewer_key_value_heads_than_devices() {
 }
 
 #[test]
-#[ignore = "slow: the meshes of another family"]
-fn mistral_trains_with_fewer_key_value_heads_than_devices() {
-    trains_with_fewer_key_value_heads_than_devices("mistral", "sliding_window=8");
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn qwen2_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "use_sliding_window=true,sliding_window=8,max_window_layers=2";
-    trains_with_fewer_key_value_heads_than_devices("qwen2", settings);
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn smollm3_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "no_rope_layer_interval=2,attention_bias=true,pad_token_id=0";
-    trains_with_fewer_key_value_heads_than_devices("smollm3", settings);
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn granite_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "embedding_multiplier=3.0,residual_multiplier=0.4,attention_multiplier=0.3,logits_scaling=2.0,tie_word_embeddings=true";
-    trains_with_fewer_key_value_heads_than_devices("granite", settings);
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn gemma_trains_with_fewer_key_value_heads_than_devices() {
-    trains_with_fewer_key_value_heads_than_devices("gemma", "head_dim=8");
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn gemma2_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "head_dim=8,sliding_window=8,query_pre_attn_scalar=8";
-    trains_with_fewer_key_value_heads_than_devices("gemma2", settings);
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn gemma3_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "head_dim=8,sliding_window=8,query_pre_attn_scalar=8,sliding_window_pattern=2,tie_word_embeddings=false";
-    trains_with_fewer_key_value_heads_than_devices("gemma3_text", settings);
-}
-
-#[test]
-#[ignore = "slow: the meshes of another family"]
-fn phi3_trains_with_fewer_key_value_heads_than_devices() {
-    let settings = "sliding_window=8,resid_pdrop=0.1,pad_token_id=0";
-    trains_with_fewer_key_value_heads_than_devices("phi3", settings);
+#[ignore = "slow: the meshes of eight more families"]
+fn relatives_of_llama_train_with_fewer_key_value_heads_than_devices() {
+    for (model_type, settings) in [
+        ("mistral", "sliding_window=8"),
+        (
+            "qwen2",
+            "use_sliding_window=true,sliding_window=8,max_window_layers=2",
+        ),
+        (
+            "smollm3",
+            "no_rope_layer_interval=2,attention_bias=true,pad_token_id=0",
+        ),
+        (
+            "granite",
+            "embedding_multiplier=3.0,residual_multiplier=0.4,attention_multiplier=0.3,logits_scaling=2.0,tie_word_embeddings=true",
+        ),
+        ("gemma", "head_dim=8"),
+        (
+            "gemma2",
+            "head_dim=8,sliding_window=8,query_pre_attn_scalar=8",
+        ),
+        (
+            "gemma3_text",
+            "head_dim=8,sliding_window=8,query_pre_attn_scalar=8,sliding_window_pattern=2,tie_word_embeddings=false",
+        ),
+        ("phi3", "sliding_window=8,resid_pdrop=0.1,pad_token_id=0"),
+    ] {
+        trains_with_fewer_key_value_heads_than_devices(model_type, settings);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! that the compiler is known to take, and the whole path (find, set up, lower, compile, store,
 //! run, save, resume, fail) goes through the same calls with our CPU plugin in the place of AWS's.
 
-use crate::support::{Command, Run, copy_tokenizer, data_text, json_lines, small_sizes, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, data_text, json_lines, small_config, xtrain};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -75,15 +75,11 @@ impl Metrics for Recorded {
 /// A small model of each family, with dropout everywhere.
 fn families() -> Vec<(&'static str, Config, HeadKind)> {
     let small = |model_type: &&'static str| {
-        let mut config = xtrain_models::default_config(model_type).unwrap();
-        for (key, value) in small_sizes(&config) {
-            config.set(&key, value);
-        }
         let head = match xtrain_models::is_encoder(model_type) {
             Some(true) => HeadKind::MaskedLm,
             _ => HeadKind::CausalLm,
         };
-        (*model_type, config, head)
+        (*model_type, small_config(model_type), head)
     };
     xtrain_models::MODEL_TYPES.iter().map(small).collect()
 }

@@ -1,6 +1,6 @@
 //! What several test modules need: test data, the program under test, how numbers are compared.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use xtrain::checkpoint::hf;
 use xtrain_models::Config;
@@ -311,16 +311,17 @@ pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
         .collect()
 }
 
-/// Sizes, windows and dropout of a small model, under the names that a configuration has: 2 layers,
-/// width 16, 4 heads (2 of keys and values where these may be fewer), 40 tokens with one for padding,
-/// 16 positions and the two that RoBERTa keeps for it.
-pub fn small_sizes(config: &Config) -> Vec<(String, Value)> {
-    let sizes = json!({
+/// A small model of a family: 2 layers, width 16, 4 heads (2 of keys and values where these may be
+/// fewer), 40 tokens with one for padding, 16 positions and the two that RoBERTa keeps for it; with
+/// windows of 4 and dropout everywhere, under the names that the family's configuration has.
+pub fn small_config(model_type: &str) -> Config {
+    let mut config = xtrain_models::default_config(model_type).unwrap();
+    let small = json!({
         "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_hidden_layers": 2,
         "n_head": 4, "n_heads": 4, "num_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
         "n_embd": 16, "dim": 16, "hidden_size": 16, "embedding_size": 8, "rotary_dim": 4,
         "hidden_dim": 32, "intermediate_size": 32,
-        "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40, "pad_token_id": 1,
+        "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40,
         "window_size": 4, "sliding_window": 4, "local_attention": 4,
         "attention_types": [[["global", "local"], 1]],
         "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
@@ -328,10 +329,11 @@ pub fn small_sizes(config: &Config) -> Vec<(String, Value)> {
         "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
         "attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1,
     });
-    let Value::Object(sizes) = sizes else {
-        unreachable!()
-    };
-    let is_known = |key: &str| key == "pad_token_id" || config.get(key).is_some();
-    let known = sizes.into_iter().filter(|(key, _)| is_known(key));
-    known.collect()
+    for (key, value) in small.as_object().unwrap() {
+        if config.get(key).is_some() {
+            config.set(key, value.clone());
+        }
+    }
+    config.set("pad_token_id", 1);
+    config
 }

@@ -3,7 +3,7 @@
 //! (`tests/cuda_wheels` fetches one).
 
 use crate::neuron::stand_in;
-use crate::support::{Command, Run, copy_tokenizer, data_text, small_sizes, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, data_text, small_config, xtrain};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xtrain::cache::CacheSettings;
@@ -485,10 +485,7 @@ fn every_family_compiles_for_a_card() {
     )
     .unwrap();
     for model_type in xtrain_models::MODEL_TYPES {
-        let mut config = xtrain_models::default_config(model_type).unwrap();
-        for (key, value) in small_sizes(&config) {
-            config.set(&key, value);
-        }
+        let mut config = small_config(model_type);
         config.set("vocab_size", 1000);
         let (task, tokenizer) = match xtrain_models::is_encoder(model_type) {
             Some(true) => ("mlm --max_seq_length 16", "wordpiece"),
