@@ -121,8 +121,16 @@ impl Lock {
     /// If the file cannot be opened.
     pub fn take(path: &Path, takes_over: bool) -> io::Result<Result<Lock, Refused>> {
         let mut attempted = attempt(path, false);
-        if matches!(&attempted, Ok(Err(Some(holder))) if holder.is_ending()) {
-            attempted = attempt(path, true);
+        while let Ok(Err(Some(holder))) = &attempted {
+            let is_ending = holder.is_ending();
+            if is_ending {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // Also of a holder that was gone when it was looked at.
+            attempted = attempt(path, false);
+            if !is_ending {
+                break;
+            }
         }
         let (file, is_locked) = match attempted {
             Ok(Ok(file)) => (file, true),
