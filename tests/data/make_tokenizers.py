@@ -111,9 +111,10 @@ def main():
         theirs = AutoTokenizer.from_pretrained(folder)
         single = []
         for text in texts + more:
-            ids = theirs(text)["input_ids"]
-            single.append({"text": text, "ids": ids, "ids_without_specials": theirs(text, add_special_tokens=False)["input_ids"],
-                           "decoded": theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)})
+            found = theirs(text, return_token_type_ids=True, return_special_tokens_mask=True)
+            ids = found["input_ids"]
+            single.append({"text": text, "ids": ids, "type_ids": found["token_type_ids"], "special_tokens_mask": found["special_tokens_mask"],
+                           "ids_without_specials": theirs(text, add_special_tokens=False)["input_ids"], "decoded": theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)})
         cases = {"vocab_size": len(theirs), "single": single}
         (folder / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
         print(f"{make.__name__}: {len(theirs)} tokens, {len(single)} texts")
