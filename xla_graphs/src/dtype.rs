@@ -6,16 +6,27 @@ use serde::{Deserialize, Serialize};
 /// never reorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
+    /// XLA's `pred`: false or true, one byte each.
     Pred,
+    /// Signed 8-bit integer; safetensors' `I8`.
     S8,
+    /// Signed 32-bit integer: token ids, labels, ranks.
     S32,
+    /// Signed 64-bit integer: torch's default for indices.
     S64,
+    /// Unsigned 8-bit integer; safetensors' `U8`.
     U8,
+    /// Unsigned 32-bit integer: random words and their keys.
     U32,
+    /// Unsigned 64-bit integer; safetensors' `U64`.
     U64,
+    /// IEEE 754 half precision: 5 bits of exponent, 10 of mantissa.
     F16,
+    /// bfloat16: the 8 bits of exponent of f32, 7 of mantissa.
     BF16,
+    /// IEEE 754 single precision; master weights, losses and optimizer state.
     F32,
+    /// IEEE 754 double precision; safetensors' `F64`.
     F64,
 }
 

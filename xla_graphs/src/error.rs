@@ -5,6 +5,7 @@ use std::panic::Location;
 
 /// Errors of the graph layer. Shape errors carry the operation, the operands, the model path and
 /// the source line.
+#[allow(missing_docs, reason = "each message says what its fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{op} in {scope}: {message}; operands {operands} (recorded at {location})")]

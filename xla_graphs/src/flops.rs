@@ -113,6 +113,8 @@ fn attention(matmuls: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
 pub struct Exchanged {
     /// As HLO names it: `all-reduce`, `all-gather`, `reduce-scatter`.
     pub kind: &'static str,
+    /// Replica numbers of each group, as
+    /// [`ReplicaGroups::groups`](crate::op::ReplicaGroups::groups).
     pub groups: Vec<Vec<u32>>,
     /// Bytes of the whole values, on each replica: of what goes into a sum, of what comes out of a
     /// gather.

@@ -28,26 +28,35 @@ pub enum InputRole {
 /// An input of a graph; [`Op::Input`] names it by its index in [`Graph::inputs`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InputSpec {
+    /// A state's name in checkpoints (`wte.weight`, `exp_avg.wte.weight`), or the feed's.
     pub name: String,
+    /// Whether the value stays on the device or is fed in each step.
     pub role: InputRole,
+    /// Dimensions and element type, on one replica.
     pub shape: Shape,
 }
 
 /// A node whose value the graph gives, under a name. One with the name of a state assigns it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OutputSpec {
+    /// The name of the state that it assigns, or of a result that the host reads.
     pub name: String,
+    /// Index into [`Graph::nodes`].
     pub node: NodeId,
 }
 
 /// One operation over nodes before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GraphNode<C = Composite> {
+    /// What the node computes.
     pub op: Op<C>,
+    /// Ids of the operands, in the order of the operation; each less than the node's own.
     pub operands: Vec<NodeId>,
+    /// The result's shape: what [`Op`]'s shape rule infers from the operands'.
     pub shape: Shape,
     /// Index into [`Graph::scopes`].
     pub scope: u32,
+    /// Phase, stage and layer that recorded the node.
     pub provenance: Provenance,
 }
 
@@ -55,13 +64,18 @@ pub struct GraphNode<C = Composite> {
 /// any process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Graph<C = Composite> {
+    /// [`FORMAT_VERSION`] of the program that wrote it.
     pub format: u32,
+    /// What the graph is for, as [`Trace::finish`](crate::Trace::finish) was given it.
     pub name: String,
     /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage
     /// a to stage b of P runs on both, as number P x (1 + a) + b.
     pub stage: u32,
+    /// In the order in which the compiled program takes its arguments.
     pub inputs: Vec<InputSpec>,
+    /// In the order in which the compiled program gives its results.
     pub outputs: Vec<OutputSpec>,
+    /// In recording order: each node's operands stand before it.
     pub nodes: Vec<GraphNode<C>>,
     /// Model paths; index 0 is the empty path.
     pub scopes: Vec<String>,

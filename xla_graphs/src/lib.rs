@@ -6,6 +6,8 @@
 //! (what a trace becomes), [`passes`], then the emitter in `native/src/emit`, which lives in the
 //! one library that links XLA.
 
+#![warn(missing_docs)]
+
 mod dtype;
 mod error;
 mod finish;

@@ -35,75 +35,121 @@ impl std::fmt::Debug for F64 {
 /// Element-wise functions of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unary {
+    /// `-x`, of integers and floats.
     Neg,
+    /// `e^x`, of floats.
     Exp,
+    /// Natural logarithm, of floats; NaN below 0.
     Log,
+    /// `log(1 + x)`, exact near 0, of floats.
     Log1p,
+    /// Hyperbolic tangent, of floats.
     Tanh,
+    /// Square root, of floats.
     Sqrt,
+    /// `1 / sqrt(x)`, of floats.
     Rsqrt,
+    /// Error function, of floats.
     Erf,
+    /// `1 / (1 + e^-x)`, of floats: sigmoid.
     Logistic,
+    /// Sine of radians, of floats.
     Sin,
+    /// Cosine of radians, of floats.
     Cos,
+    /// `|x|`, of integers and floats.
     Abs,
+    /// -1, 0 or 1 by the sign of `x`; the gradient is 0.
     Sign,
+    /// Rounds floats towards minus infinity; the gradient is 0.
     Floor,
+    /// Logical negation of `pred`, bitwise of integers.
     Not,
+    /// Neither infinite nor NaN: floats to `pred`.
     IsFinite,
 }
 
 /// Element-wise functions of two operands of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Binary {
+    /// `a + b`, of integers and floats; integers wrap.
     Add,
+    /// `a - b`, of integers and floats; integers wrap.
     Sub,
+    /// `a * b`, of integers and floats; integers wrap.
     Mul,
+    /// `a / b`; integers round towards 0.
     Div,
+    /// The larger of two; NaN if one is NaN. The gradient of a tie goes to the first operand.
     Max,
+    /// The smaller of two; NaN if one is NaN. The gradient of a tie goes to the first operand.
     Min,
+    /// `a^b`, of floats.
     Pow,
+    /// The remainder of `a / b`, with the sign of `a`; it has no gradient rule.
     Rem,
+    /// Logical and of `pred`, bitwise of integers.
     And,
+    /// Logical or of `pred`, bitwise of integers.
     Or,
+    /// Logical exclusive or of `pred`, bitwise of integers.
     Xor,
+    /// `a << b`, of integers; 0 from a shift by the word's size on.
     ShiftLeft,
+    /// `a >> b` with zeros shifted in, of integers; 0 from a shift by the word's size on.
     ShiftRightLogical,
 }
 
 /// Orders of two operands of one shape; the result is `pred`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Comparison {
+    /// `a == b`; false if one is NaN.
     Eq,
+    /// `a != b`; true if one is NaN.
     Ne,
+    /// `a < b`; false if one is NaN.
     Lt,
+    /// `a <= b`; false if one is NaN.
     Le,
+    /// `a > b`; false if one is NaN.
     Gt,
+    /// `a >= b`; false if one is NaN.
     Ge,
 }
 
 /// How elements along the reduced dimensions become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduction {
+    /// Added up; 0 of no elements.
     Sum,
+    /// The largest; minus infinity (or the least integer) of no elements.
     Max,
+    /// The smallest; infinity (or the largest integer) of no elements.
     Min,
 }
 
 /// A scalar constant's value; the element type is the node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scalar {
+    /// Of the float types; rounded to the node's.
     Float(F64),
+    /// Of the integer types.
     Int(i64),
+    /// Of `pred`.
     Bool(bool),
 }
 
 /// Contracting and batch dimensions of a general dot product, as `DotDimensionNumbers` has them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 pub struct DotDims {
+    /// Dimensions of the left operand that are summed over, in pairs with `rhs_contracting`.
     pub lhs_contracting: Vec<usize>,
+    /// Dimensions of the right operand that are summed over.
     pub rhs_contracting: Vec<usize>,
+    /// Dimensions of the left operand that both have, in pairs with `rhs_batch`; first in the
+    /// result.
     pub lhs_batch: Vec<usize>,
+    /// Dimensions of the right operand that both have.
     pub rhs_batch: Vec<usize>,
 }
 
@@ -129,6 +175,7 @@ pub struct Attention {
     /// Query t sees only keys less than this far from it: with `causal` this many last keys, itself
     /// included (GPT-Neo's local layers), else as many to each side (ModernBERT's).
     pub window: Option<u32>,
+    /// An operand `pred[B, S]` hides the keys where it is false.
     pub key_mask: bool,
     /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.
     pub dropout: Option<F64>,
@@ -139,16 +186,20 @@ pub struct Attention {
 /// Attention as a vendor's library computes it in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FusedAttention {
+    /// As [`Attention::scale`].
     pub scale: F64,
+    /// As [`Attention::causal`].
     pub causal: bool,
     /// Something is added to the scores: a mask, in numbers.
     pub bias: bool,
+    /// `None`: nothing is dropped.
     pub dropout: Option<FusedDropout>,
 }
 
 /// Dropout inside of a vendor's call, with masks of the library's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FusedDropout {
+    /// Share of the probabilities that is dropped.
     pub rate: F64,
     /// Tells the attentions of a graph apart; forward and backward call of one have the same.
     pub seed: u32,
@@ -216,6 +267,7 @@ impl CpuKernel {
 /// elements, in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KernelMatmul {
+    /// What multiplies, and the type it multiplies in.
     pub kernel: CpuKernel,
     /// p, q, m, n, k.
     pub sizes: [usize; 5],
@@ -245,7 +297,9 @@ impl KernelMatmul {
 /// dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KernelAttention {
+    /// The kernel of its two matmuls.
     pub kernel: CpuKernel,
+    /// Scale, mask, window, soft cap and rate of dropout.
     pub of: Attention,
     /// The random stream of its dropout.
     pub stream: u32,
@@ -262,6 +316,7 @@ pub struct KernelAttention {
 /// Where the elements of `[B, H, T, D]` lie in an array, D contiguous; in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HeadLayout {
+    /// Of the element `[0, 0, 0, 0]`.
     pub offset: usize,
     /// Of B, H and T.
     pub strides: [usize; 3],
@@ -302,18 +357,24 @@ impl KernelAttention {
 /// pass over memory. Operands are f32 or bf16 arrays of `dims` or `f32[]`; every value in between is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OnePass {
+    /// The dimensions of every array operand and result.
     pub dims: Vec<usize>,
+    /// In the order of computation.
     pub steps: Vec<Step>,
+    /// What the call gives, in order.
     pub results: Vec<PassResult>,
 }
 
 /// One step of a [`OnePass`]. Values are numbered, the operands first, then the steps in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Step {
+    /// The same f32 for every element.
     Constant(F64),
+    /// The function of a value.
     Unary(Unary, u32),
     /// Rounds to bf16.
     Round(u32),
+    /// The function of two values.
     Binary(Binary, u32, u32),
     /// The second where the first is not 0, else the third.
     Select(u32, u32, u32),
@@ -322,7 +383,9 @@ pub enum Step {
 /// A result of a [`OnePass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PassResult {
+    /// Number of the operand or step.
     pub value: u32,
+    /// What the value becomes: an array or its sum.
     pub form: PassForm,
 }
 
@@ -353,8 +416,11 @@ impl OnePass {
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
+    /// Gives dq, `[B, H, T, D]`.
     Query,
+    /// Gives dk, `[B, K, S, D]`.
     Key,
+    /// Gives dv, `[B, K, S, D]`.
     Value,
 }
 
@@ -366,36 +432,49 @@ pub enum Composite {
     /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step,
     /// rows' shard) and the number of its random stream.
     RandomBits {
+        /// Of the words, `u32[dims]`.
         dims: Vec<usize>,
+        /// Tells the draws of one step apart: calls with equal streams and keys give equal words.
         stream: u32,
     },
 
+    /// Operands x `[.., C]`, gamma and beta `[C]`; gives x's shape (Ba et al. 2016, "Layer
+    /// normalization").
     LayerNorm {
+        /// Added to the variance under the root.
         eps: F64,
     },
     /// Operands x, gamma, dy; gives dx.
     LayerNormGrad {
+        /// As [`Composite::LayerNorm`]'s.
         eps: F64,
     },
     /// Operands x, dy; gives dgamma.
     LayerNormScaleGrad {
+        /// As [`Composite::LayerNorm`]'s.
         eps: F64,
     },
+    /// The Gaussian error linear unit of each element (Hendrycks and Gimpel 2016).
     Gelu(Gelu),
     /// Operands x, dy.
     GeluGrad(Gelu),
     /// Operands logits `[N, V]`, labels `[N]`; gives `[N]` losses, 0 where the label is `ignore`.
     CrossEntropy {
+        /// The label whose rows have no loss: -100.
         ignore: i64,
     },
     /// Operands logits, labels, dloss `[N]`; gives dlogits.
     CrossEntropyGrad {
+        /// As [`Composite::CrossEntropy`]'s.
         ignore: i64,
     },
+    /// Operands as [`Attention`] lists them; gives `[B, H, T, D]`.
     Attention(Attention),
     /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
     AttentionGrad {
+        /// The attention whose gradient it is.
         of: Attention,
+        /// The operand whose gradient it is.
         operand: AttentionOperand,
     },
     /// The identity; no gradient goes back through it.
@@ -404,14 +483,17 @@ pub enum Composite {
     MasterGradient,
     /// Operands x, gamma.
     RmsNorm {
+        /// Added to the mean of the squares under the root.
         eps: F64,
     },
     /// Operands x, gamma, dy; gives dx.
     RmsNormGrad {
+        /// As [`Composite::RmsNorm`]'s.
         eps: F64,
     },
     /// Operands x, dy; gives dgamma.
     RmsNormScaleGrad {
+        /// As [`Composite::RmsNorm`]'s.
         eps: F64,
     },
 }
@@ -428,50 +510,75 @@ pub enum Op<C = Composite> {
     Input(u32),
     /// A scalar.
     Constant {
+        /// The value, of the kind of `dtype`.
         value: Scalar,
+        /// Of the result, which has no dimensions.
         dtype: DType,
     },
     /// 0, 1, 2, ... along `dim`.
     Iota {
+        /// Of the result.
         dims: Vec<usize>,
+        /// The dimension along which the numbers rise.
         dim: usize,
+        /// Of the result: an integer or float type.
         dtype: DType,
     },
+    /// An element-wise function of one operand; the result has its shape ([`Unary::IsFinite`]:
+    /// `pred`).
     Unary(Unary),
+    /// An element-wise function of two operands of one shape, which is the result's.
     Binary(Binary),
+    /// An element-wise comparison of two operands of one shape; gives `pred`.
     Compare(Comparison),
     /// `pred ? on_true : on_false`, all of one shape.
     Select,
+    /// Each element in another type; floats round to nearest even, integers from floats towards 0.
     Convert(DType),
     /// Same bits, another element type of the same size.
     Bitcast(DType),
+    /// The same elements in row-major order, in these dimensions.
     Reshape(Vec<usize>),
     /// Operand dimension i becomes output dimension `map[i]`; XLA's BroadcastInDim.
     Broadcast {
+        /// Of the result.
         dims: Vec<usize>,
+        /// Of each operand dimension, the result's; rising.
         map: Vec<usize>,
     },
     /// Output dimension i is operand dimension `perm[i]`.
     Transpose(Vec<usize>),
+    /// Elements `starts[i]..limits[i]` of each dimension i.
     Slice {
+        /// First kept index, of each dimension.
         starts: Vec<usize>,
+        /// One past the last kept index, of each dimension.
         limits: Vec<usize>,
     },
+    /// The operands one after the other; XLA's Concatenate.
     Concat {
+        /// The dimension along which the operands follow each other; all others are equal.
         dim: usize,
     },
     /// Zero (or false) padding at both ends of each dimension.
     Pad {
+        /// Elements added in front, of each dimension.
         low: Vec<usize>,
+        /// Elements added behind, of each dimension.
         high: Vec<usize>,
     },
+    /// The dimensions `dims` reduced away.
     Reduce {
+        /// How elements become one.
         kind: Reduction,
+        /// The dimensions that the result no longer has.
         dims: Vec<usize>,
     },
     /// General dot product with the given result type.
     Dot {
+        /// What is contracted; the result has batch, left and right dimensions in this order.
         dims: DotDims,
+        /// Of the result; operands of 16 bits may give f32.
         dtype: DType,
         /// Operands may not be rounded, where the compiler would otherwise (`passes/dot_layout.rs`).
         exact: bool,
@@ -495,31 +602,40 @@ pub enum Op<C = Composite> {
     FusedAttentionGrad(FusedAttention),
     /// One result of a call.
     GetTupleElement {
+        /// Which result, from 0.
         index: usize,
+        /// The result's shape.
         shape: Shape,
     },
     /// The first operand, but not before the second is there; no gradient goes to the second.
     BarrierAfter,
     /// What the replicas of each group hold, one after the other along `dim`, in the groups' order.
     AllGather {
+        /// The dimension that grows by the size of a group.
         dim: usize,
+        /// Who gathers from whom.
         exchange: ReplicaGroups,
     },
     /// The sum over the replicas of each group, of which each keeps its part along `dim`: the n-th
     /// member the n-th.
     ReduceScatter {
+        /// The dimension that shrinks by the size of a group.
         dim: usize,
+        /// Who adds up with whom.
         exchange: ReplicaGroups,
     },
     /// `size` elements of the first operand along `dim`, starting at the second operand (`s32[]`,
     /// clamped).
     DynamicSlice {
+        /// The dimension that is sliced.
         dim: usize,
+        /// Elements kept along `dim`.
         size: usize,
     },
     /// The first operand with the second, which is as large but for `dim`, in the place of its
     /// elements along `dim` that start at the third operand (`s32[]`, clamped).
     DynamicUpdateSlice {
+        /// The dimension in which the operands differ.
         dim: usize,
     },
     /// The largest of each element over the replicas of each group.
@@ -529,6 +645,7 @@ pub enum Op<C = Composite> {
     ToHost,
     /// The operand, back in the device's own memory.
     ToDevice,
+    /// A formula that `passes::decompose` writes in primitives.
     Composite(C),
     /// A matmul by a kernel of the CPU plugin's own (`passes/cpu_kernels.rs`), in its target's
     /// graphs only.

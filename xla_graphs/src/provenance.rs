@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The part of a training step that records a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Phase {
+    /// The model and the loss.
     #[default]
     Forward,
     /// A gradient.
@@ -26,6 +27,7 @@ impl Phase {
 /// Which stage of a pipeline computes a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stage {
+    /// The stage of this number, from 0.
     One(u32),
     /// Every stage that uses the value.
     Every,
@@ -35,6 +37,7 @@ pub enum Stage {
 /// provenance but for the phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Provenance {
+    /// The part of the step that recorded it.
     pub phase: Phase,
     /// `None`: there is no pipeline, or the operands decide.
     pub stage: Option<Stage>,

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 /// Dimensions and element type of a tensor. A scalar has no dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
+    /// Sizes, the slowest-varying (outermost) first.
     pub dims: Vec<usize>,
+    /// Of every element.
     pub dtype: DType,
 }
 

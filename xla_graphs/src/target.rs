@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The kind of compiler that a graph is lowered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
+    /// XLA:CPU, with these kernels of the plugin's own.
     Cpu(CpuKernels),
     /// XLA:GPU.
     Cuda(CudaTarget),
@@ -60,7 +61,9 @@ pub struct CudaTarget {
 /// Generations of AWS's accelerators, by the `--target` of neuronx-cc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum NeuronChip {
+    /// trn1 and inf2: NeuronCore-v2.
     Trn1,
+    /// trn2: NeuronCore-v3.
     Trn2,
 }
 

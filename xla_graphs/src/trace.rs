@@ -19,27 +19,39 @@ use std::rc::Rc;
 /// One recorded operation.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceNode {
+    /// What the node computes.
     pub op: Op,
+    /// Ids of the operands, each less than the node's own.
     pub operands: Vec<NodeId>,
+    /// The result's, as the shape rule infers it.
     pub shape: Rc<Shape>,
     /// Index into the trace's model paths.
     pub scope: u32,
+    /// Phase, stage and layer around the recording.
     pub provenance: Provenance,
+    /// The caller's line, for errors.
     pub location: &'static Location<'static>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct TraceInput {
+    /// As [`InputSpec::name`](crate::InputSpec).
     pub name: String,
+    /// State or feed.
     pub role: InputRole,
+    /// The node that stands for the input.
     pub node: NodeId,
 }
 
 #[derive(Default)]
 pub(crate) struct Inner {
+    /// In recording order.
     pub nodes: Vec<TraceNode>,
+    /// In the order in which they were asked for.
     pub inputs: Vec<TraceInput>,
+    /// In the order in which they were named.
     pub outputs: Vec<OutputSpec>,
+    /// Model paths; index 0 is the empty path.
     pub scopes: Vec<String>,
     scope_ids: HashMap<String, u32>,
     contexts: Vec<Context>,

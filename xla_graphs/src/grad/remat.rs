@@ -24,6 +24,7 @@ const RECOMPUTE: &str = "recompute";
 /// What the backward pass recomputes instead of keeping it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Checkpointing {
+    /// Every activation that the backward pass reads is kept.
     #[default]
     Off,
     /// Each layer on its own: the layers' inputs are kept.
@@ -74,6 +75,8 @@ pub(super) struct Regions {
 }
 
 impl Regions {
+    /// The regions that `checkpointing` makes of the trace's first `end` nodes, those up to the
+    /// loss.
     pub fn of(trace: &Trace, checkpointing: Checkpointing, end: usize) -> Self {
         let inner = trace.inner();
         let mut region_of = vec![None; end];

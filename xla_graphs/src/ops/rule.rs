@@ -13,9 +13,13 @@ pub(crate) type Inferred = std::result::Result<Shape, String>;
 
 /// One step of the reverse sweep: what a node computed and the gradient that arrives at its result.
 pub(crate) struct Vjp<'a> {
+    /// What the node computes.
     pub op: &'a Op,
+    /// The node's operands.
     pub operands: &'a [Tensor],
+    /// The node's result.
     pub output: &'a Tensor,
+    /// The gradient of the loss with respect to `output`, of its shape.
     pub dy: &'a Tensor,
     /// Which operands lead to something that gradients are wanted for.
     pub wanted: &'a [bool],

@@ -8,8 +8,11 @@ use std::ops::RangeBounds;
 /// The value of an argument.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Argument {
+    /// A number, whole or not.
     Number(f64),
+    /// `true` or `false`.
     Bool(bool),
+    /// Any other word.
     Text(String),
 }
 

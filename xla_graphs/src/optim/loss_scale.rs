@@ -16,6 +16,7 @@ const BACKOFF: f64 = 0.5;
 
 /// The scale and what decides about its growth, all `f32[]`.
 pub struct LossScale {
+    /// The factor on the loss.
     pub scale: Tensor,
     /// Steps since the scale last changed.
     pub good_steps: Tensor,

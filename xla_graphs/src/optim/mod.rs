@@ -118,8 +118,11 @@ const WORDS: [(&str, OptimizerKind); count_words()] = {
 /// Hyperparameters that stay fixed for a run; each optimizer reads those of its formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparameters {
+    /// Decay of the first moment, or momentum's factor.
     pub beta1: f64,
+    /// Decay of the second moment.
     pub beta2: f64,
+    /// Added to the divisor of the update.
     pub eps: f64,
 }
 
@@ -137,6 +140,7 @@ pub struct ParameterInfo<'a> {
 pub struct StateSpec {
     /// The state `exp_avg` of the parameter `wte` is called `exp_avg.wte` in checkpoints.
     pub name: &'static str,
+    /// Sizes, those of the whole parameter along [`StateSpec::along`].
     pub dims: Vec<usize>,
     /// Which of the parameter's dimensions these are, in order. The state is sharded as the
     /// parameter is along those that it has.
@@ -216,7 +220,9 @@ pub trait Optimizer: fmt::Debug + Send + Sync {
 
 /// What an update rule reads. Tensors are f32.
 pub struct Update<'a> {
+    /// The learning rate and the optimizer's own scalars of this step.
     pub scalars: &'a StepScalars,
+    /// What is known of the whole parameter.
     pub info: ParameterInfo<'a>,
     /// The parameter or a shard of it; the gradient has its shape. Along a tensor axis it may be
     /// padded with zeros, beyond the sizes in `info`.
@@ -321,6 +327,7 @@ fn next_step(steps: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// A parameter and its state after a step.
 pub struct Updated {
+    /// Of the shape that [`Update::parameter`] has.
     pub parameter: Tensor,
     /// In the order of [`Optimizer::state`].
     pub state: Vec<Tensor>,
@@ -336,6 +343,7 @@ pub fn step_feed(optimizer: &dyn Optimizer, learning_rate: f64, step: u64) -> Ve
 
 /// The scalars of [`step_feed`] inside the graph, each `f32[]`.
 pub struct StepScalars {
+    /// This step's, after the schedule.
     pub learning_rate: Tensor,
     /// In the order of [`Optimizer::scalars`].
     pub own: Vec<Tensor>,

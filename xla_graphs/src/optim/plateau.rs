@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 /// When the rate falls, and how far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauRule {
+    /// Whether a larger number of the evaluation is an improvement (`mode`: `max`).
     pub greater_is_better: bool,
     /// What the rate is multiplied by.
     pub factor: f64,
@@ -14,9 +15,11 @@ pub struct PlateauRule {
     pub patience: u64,
     /// The least change that counts as improvement: a share of the best value, or a difference.
     pub threshold: f64,
+    /// Whether `threshold` is a share of the best value (`threshold_mode`: `rel`).
     pub is_relative: bool,
     /// Evaluations after a fall that count for nothing.
     pub cooldown: u64,
+    /// The rate falls no lower.
     pub min_lr: f64,
     /// A fall by no more than this is left out.
     pub eps: f64,
@@ -55,6 +58,7 @@ const BAD: &str = "plateau_bad_evaluations";
 const COOLING: &str = "plateau_cooldown";
 
 impl Plateau {
+    /// At the rate `rate`, before the first evaluation.
     pub fn new(rule: PlateauRule, rate: f64) -> Plateau {
         Plateau {
             rule,

@@ -8,16 +8,27 @@ use std::f64::consts::PI;
 /// A value of `--lr_scheduler_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleType {
+    /// [`ScheduleKind::Linear`]
     Linear,
+    /// [`ScheduleKind::Cosine`]
     Cosine,
+    /// [`ScheduleKind::CosineWithRestarts`]
     CosineWithRestarts,
+    /// [`ScheduleKind::Polynomial`]
     Polynomial,
+    /// [`ScheduleKind::Constant`]
     Constant,
+    /// [`ScheduleKind::ConstantWithWarmup`]
     ConstantWithWarmup,
+    /// [`ScheduleKind::InverseSqrt`]
     InverseSqrt,
+    /// [`ScheduleKind::CosineWithMinLr`]
     CosineWithMinLr,
+    /// [`ScheduleKind::CosineWarmupWithMinLr`]
     CosineWarmupWithMinLr,
+    /// [`ScheduleKind::WarmupStableDecay`]
     WarmupStableDecay,
+    /// [`ScheduleKind::ReduceLrOnPlateau`]
     ReduceLrOnPlateau,
 }
 
@@ -128,8 +139,11 @@ pub enum Floor {
 /// How a rate rises or falls in `warmup_stable_decay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Curve {
+    /// A straight line.
     Linear,
+    /// A cosine.
     Cosine,
+    /// `1-sqrt`: falls by the square root of the share of steps that have passed; rises in reverse.
     OneMinusSqrt,
 }
 
@@ -153,35 +167,62 @@ pub enum ScheduleKind {
     /// Down to 0 in a straight line.
     Linear,
     /// Along `cycles` waves of a cosine: half of one ends at 0.
-    Cosine { cycles: f64 },
+    Cosine {
+        /// Waves from the peak; a half ends at 0.
+        cycles: f64,
+    },
     /// `cycles` times along half a cosine, from the peak to 0 each time.
-    CosineWithRestarts { cycles: f64 },
+    CosineWithRestarts {
+        /// Times that the rate falls to 0.
+        cycles: f64,
+    },
     /// Down to `end` along a power of what remains.
-    Polynomial { end: f64, power: f64 },
+    Polynomial {
+        /// The learning rate at the end (`lr_end`).
+        end: f64,
+        /// The exponent; 1 is a straight line.
+        power: f64,
+    },
     /// The peak in every step, without a warm-up.
     Constant,
     /// The peak after the warm-up.
     ConstantWithWarmup,
     /// By the inverse square root of the steps, counted in units of `timescale`, by default the
     /// steps of the warm-up or 10,000.
-    InverseSqrt { timescale: Option<u64> },
+    InverseSqrt {
+        /// Steps of a unit; `None`: the warm-up's, or 10,000 without one.
+        timescale: Option<u64>,
+    },
     /// A cosine that ends at `floor`.
-    CosineWithMinLr { cycles: f64, floor: Floor },
+    CosineWithMinLr {
+        /// Waves of the cosine; a half ends at the floor.
+        cycles: f64,
+        /// Where the rate ends.
+        floor: Floor,
+    },
     /// The same one step earlier, with a warm-up that starts at the share `first` of the peak, by
     /// default at that of one of its steps.
     CosineWarmupWithMinLr {
+        /// Waves of the cosine; a half ends at the floor.
         cycles: f64,
+        /// Where the rate ends.
         floor: Floor,
+        /// Share of the peak in step 0.
         first: Option<f64>,
     },
     /// A warm-up from the share `floor` of the peak, the peak, and a decay to `floor`.
     WarmupStableDecay {
+        /// Steps of the decay.
         decay_steps: u64,
         /// By default what the warm-up and the decay leave of all steps.
         stable_steps: Option<u64>,
+        /// How the rate rises (`warmup_type`).
         rise: Curve,
+        /// How the rate falls (`decay_type`).
         fall: Curve,
+        /// Share of the peak at both ends (`min_lr_ratio`).
         floor: f64,
+        /// Waves of a [`Curve::Cosine`]; a half ends at the floor.
         cycles: f64,
     },
     /// The peak, until evaluations decide otherwise ([`Plateau`](super::Plateau)).
@@ -234,10 +275,13 @@ impl ScheduleKind {
 /// A learning rate for every optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
+    /// How the rate goes from step to step.
     pub kind: ScheduleKind,
+    /// The learning rate at the end of the warm-up.
     pub peak: f64,
     /// Steps of the rise at the beginning.
     pub warmup: u64,
+    /// Steps of the run, the warm-up's included.
     pub total: u64,
 }
 

@@ -25,9 +25,13 @@ use serde::{Deserialize, Serialize};
 /// weights and the optimizer's step are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {
+    /// No 16-bit matmuls.
     #[default]
     F32,
+    /// Matmuls of bf16, accumulated in f32.
     Bf16,
+    /// Matmuls of f16, accumulated in f32; wants a loss scale
+    /// ([`LossScale`](crate::optim::LossScale)).
     Fp16,
 }
 

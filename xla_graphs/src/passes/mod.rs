@@ -38,9 +38,11 @@ use stages::{Pipeline, StageGraph};
 /// How a run executes what is recorded.
 #[derive(Clone, Copy, Default)]
 pub struct Execution<'a> {
+    /// The element type of matmuls ([`autocast`]).
     pub precision: Precision,
     /// Tensor parallelism.
     pub partition: Option<&'a Partition>,
+    /// Pipeline parallelism: `None` runs the whole step on every device.
     pub pipeline: Option<Pipeline<'a>>,
 }
 

@@ -13,7 +13,9 @@ use std::collections::HashMap;
 
 /// What the rules need besides the operands.
 pub(super) struct Partitioner<'a> {
+    /// What the partitioned graph is recorded in.
     pub trace: Trace,
+    /// Groups, and how the inputs are sharded.
     pub partition: &'a Partition,
     /// Replicas of a group.
     pub replicas: usize,

@@ -11,7 +11,9 @@ use std::collections::HashMap;
 /// is its part of every block. GPT-2's matrix of queries, keys and values has three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShardSpec {
+    /// The dimension that is sharded.
     pub dim: usize,
+    /// Equal blocks of the dimension, each of which is divided; 1 for contiguous shards.
     pub blocks: usize,
 }
 
@@ -71,11 +73,14 @@ pub(super) enum Placement {
 /// What a replica has of a value.
 #[derive(Clone)]
 pub(super) struct Shard {
+    /// The tensor of this replica, of the whole shape unless it is sharded.
     pub local: Tensor,
+    /// How `local` and the other replicas' make the value.
     pub placement: Placement,
 }
 
 impl Shard {
+    /// Whole and equal on every replica.
     pub fn replicated(local: Tensor) -> Shard {
         Shard {
             local,
@@ -83,6 +88,7 @@ impl Shard {
         }
     }
 
+    /// This replica's part by `spec`.
     pub fn sharded(local: Tensor, spec: ShardSpec) -> Shard {
         Shard {
             local,
@@ -90,6 +96,7 @@ impl Shard {
         }
     }
 
+    /// This replica's summand.
     pub fn partial(local: Tensor) -> Shard {
         Shard {
             local,
@@ -97,10 +104,12 @@ impl Shard {
         }
     }
 
+    /// Whether every replica has the whole value.
     pub fn is_replicated(&self) -> bool {
         self.placement == Placement::Replicated
     }
 
+    /// Whether the value is a sum that has yet to be made.
     pub fn is_partial(&self) -> bool {
         self.placement == Placement::Partial
     }
@@ -116,11 +125,14 @@ impl Shard {
 
 /// A node as it was recorded, over whole values.
 pub(super) struct Recorded<'a> {
+    /// What the node computes.
     pub op: &'a Op,
     /// The operands' shapes.
     pub shapes: &'a [&'a Shape],
     /// Of each operand, whether it has a row for each token.
     pub has_token_rows: &'a [bool],
+    /// The result's whole shape.
     pub shape: &'a Shape,
+    /// The part of the step that recorded it.
     pub phase: Phase,
 }
