@@ -110,6 +110,9 @@ impl Graph {
     ///
     /// Operands precede their users, every shape is what the shape rule says, inputs and outputs
     /// name existing nodes of the right shape, and names are unique, so that donation pairs are.
+    ///
+    /// # Errors
+    /// If a node, an input or an output is not so; the message names it.
     pub fn check(&self) -> Result<()> {
         let whole = |message: String| Error::Decode { message };
         let mut inputs_seen = vec![false; self.inputs.len()];

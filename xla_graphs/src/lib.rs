@@ -6,7 +6,7 @@
 //! (what a trace becomes), [`passes`], then the emitter in `native/src/emit`, which lives in the
 //! one library that links XLA.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod dtype;
 mod error;

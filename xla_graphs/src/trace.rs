@@ -281,6 +281,9 @@ impl Trace {
     }
 
     /// A scalar constant of a float or integer type.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn constant(&self, value: f64, dtype: DType) -> Result<Tensor> {
         let value = match dtype {
@@ -292,12 +295,18 @@ impl Trace {
     }
 
     /// A tensor filled with one value.
+    ///
+    /// # Errors
+    /// As [`Trace::constant`].
     #[track_caller]
     pub fn full(&self, value: f64, shape: &Shape) -> Result<Tensor> {
         self.constant(value, shape.dtype)?.broadcast_to(&shape.dims)
     }
 
     /// 0, 1, 2, ... along `dim`.
+    ///
+    /// # Errors
+    /// If there is no dimension `dim`.
     #[track_caller]
     pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Result<Tensor> {
         self.record(

@@ -19,6 +19,9 @@ use remat::{Checkpointing, Regions};
 pub const BACKWARD: &str = "backward";
 
 /// [`backward_with`] everything kept.
+///
+/// # Errors
+/// As [`backward_with`].
 pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     backward_with(loss, parameters, Checkpointing::Off)
 }
@@ -28,6 +31,10 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
 ///
 /// Each is the result of an `MasterGradient`, by which passes know it: autocast does not round
 /// the product that it comes from.
+///
+/// # Errors
+/// If the loss is no scalar of a float type, or an operation on the way to a parameter has no
+/// gradient.
 pub fn backward_with(
     loss: &Tensor,
     parameters: &[Tensor],

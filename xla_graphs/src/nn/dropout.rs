@@ -168,6 +168,9 @@ impl DropoutRng {
 
     /// Token embeddings `x` `[N, C]` of sequences of `tokens` tokens with noise between -m and m,
     /// where m is alpha / sqrt(tokens C); unchanged where there is none. Each call draws anew.
+    ///
+    /// # Errors
+    /// As [`DropoutRng::keep_mask`].
     #[track_caller]
     pub fn add_embedding_noise(&self, x: &Tensor, tokens: usize) -> Result<Tensor> {
         let Some(key) = self.key.as_ref().filter(|_| self.embedding_noise > 0.0) else {
@@ -184,6 +187,9 @@ impl DropoutRng {
 
     /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each
     /// call draws anew.
+    ///
+    /// # Errors
+    /// If the key is no `u32[2]` or `u32[3]`.
     #[track_caller]
     pub fn keep_mask(&self, dims: &[usize], rate: f64) -> Result<Option<Tensor>> {
         let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else {
@@ -195,6 +201,9 @@ impl DropoutRng {
     }
 
     /// `x` with a share `rate` of its elements zeroed and the others divided by `1 - rate`.
+    ///
+    /// # Errors
+    /// As [`DropoutRng::keep_mask`], or if `x` is `pred`.
     #[track_caller]
     pub fn dropout(&self, x: &Tensor, rate: f64) -> Result<Tensor> {
         let Some(keep) = self.keep_mask(x.dims(), rate)? else {

@@ -91,6 +91,9 @@ pub(crate) fn expand_scale_grad(eps: F64, operands: &[Tensor]) -> Result<Tensor>
 impl Tensor {
     /// Normalizes the last dimension, then scales by `gamma` and shifts by `beta`, both of that
     /// dimension's size.
+    ///
+    /// # Errors
+    /// If `gamma` or `beta` has other dimensions, or another element type.
     #[track_caller]
     pub fn layer_norm(&self, gamma: &Tensor, beta: &Tensor, eps: f64) -> Result<Tensor> {
         self.apply(

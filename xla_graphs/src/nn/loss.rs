@@ -104,6 +104,9 @@ pub(crate) fn expand_grad(ignore: i64, operands: &[Tensor]) -> Result<Tensor> {
 impl Tensor {
     /// Losses `[N]` of these logits `[N, V]` against `labels` (`s32[N]`), 0 where the label is
     /// `ignore` (-100 in transformers).
+    ///
+    /// # Errors
+    /// If the shapes are others, or the logits are of no float type.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore: i64) -> Result<Tensor> {
         self.apply(Op::Composite(Composite::CrossEntropy { ignore }), &[labels])

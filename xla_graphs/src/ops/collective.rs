@@ -114,6 +114,10 @@ impl ReplicaGroups {
 
 impl Tensor {
     /// The parts of all replicas of the group, joined along `dim` in the group's order.
+    ///
+    /// # Errors
+    /// If there is no dimension `dim`, or the groups differ in size, or do not name every replica
+    /// once.
     #[track_caller]
     pub fn all_gather(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
         self.apply(
@@ -126,6 +130,10 @@ impl Tensor {
     }
 
     /// The sum over the group, of which this replica keeps its part along `dim`.
+    ///
+    /// # Errors
+    /// As [`Tensor::all_gather`], or if it is of no float type, or `dim` does not divide by the
+    /// replicas of a group.
     #[track_caller]
     pub fn reduce_scatter(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
         self.apply(
@@ -138,12 +146,18 @@ impl Tensor {
     }
 
     /// The largest of each element over the replicas of each group.
+    ///
+    /// # Errors
+    /// If it is of no float type, or the groups differ in size, or do not name every replica once.
     #[track_caller]
     pub fn all_reduce_max(&self, groups: &[Vec<u32>]) -> Result<Tensor> {
         self.apply(Op::AllReduceMax(ReplicaGroups::alone(groups)), &[])
     }
 
     /// The sum of this tensor over the replicas of each group.
+    ///
+    /// # Errors
+    /// If it is of no float type, or the groups differ in size, or do not name every replica once.
     #[track_caller]
     pub fn all_reduce(&self, groups: &[Vec<u32>], bucket: u32) -> Result<Tensor> {
         self.apply(

@@ -148,6 +148,9 @@ pub(super) fn vjp(v: &Vjp, d: &DotDims) -> Result<Vec<Option<Tensor>>> {
 
 impl Tensor {
     /// A product with explicit dimensions, accumulated and returned in `dtype`.
+    ///
+    /// # Errors
+    /// If the element types differ or are no floats, or paired dimensions differ in size or number.
     #[track_caller]
     pub fn dot_general(&self, other: &Tensor, dims: DotDims, dtype: DType) -> Result<Tensor> {
         self.apply(
@@ -161,6 +164,9 @@ impl Tensor {
     }
 
     /// `[..., K] x [K, N] -> [..., N]`.
+    ///
+    /// # Errors
+    /// As [`Tensor::dot_general`].
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         let dims = DotDims {
@@ -172,6 +178,9 @@ impl Tensor {
     }
 
     /// `[..., K] x [N, K] -> [..., N]`: the layout of torch's linear weights and of tied heads.
+    ///
+    /// # Errors
+    /// As [`Tensor::dot_general`].
     #[track_caller]
     pub fn matmul_transposed(&self, other: &Tensor) -> Result<Tensor> {
         let dims = DotDims {

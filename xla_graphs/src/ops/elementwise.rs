@@ -253,6 +253,9 @@ impl Tensor {
     }
 
     /// `pred`, true where this is in that order to `value`.
+    ///
+    /// # Errors
+    /// As [`Trace::constant`](crate::Trace::constant).
     #[track_caller]
     pub fn compare_scalar(&self, order: Comparison, value: f64) -> Result<Tensor> {
         let scalar = self.trace().full(value, self.shape())?;
@@ -260,6 +263,9 @@ impl Tensor {
     }
 
     /// `self ? on_true : on_false`; the predicate broadcasts to the branches.
+    ///
+    /// # Errors
+    /// If the predicate is not `pred`, the branches differ in type, or the shapes do not broadcast.
     #[track_caller]
     pub fn select(&self, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
         let (on_true, on_false) = on_true.broadcast_pair(on_false)?;
@@ -268,6 +274,9 @@ impl Tensor {
     }
 
     /// The same values in another element type; recorded only if it differs.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn convert(&self, dtype: DType) -> Result<Tensor> {
         if self.dtype() == dtype {
@@ -287,6 +296,9 @@ impl Tensor {
     }
 
     /// The identity, which XLA neither moves work across nor merges with its copies.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn barrier(&self) -> Result<Tensor> {
         self.apply(Op::Barrier, &[])
@@ -294,12 +306,18 @@ impl Tensor {
 
     /// A copy in the host's memory, until [`Tensor::to_device`] brings it back. On targets that
     /// have such a memory.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn to_host(&self) -> Result<Tensor> {
         self.apply(Op::ToHost, &[])
     }
 
     /// What [`Tensor::to_host`] put away.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn to_device(&self) -> Result<Tensor> {
         self.apply(Op::ToDevice, &[])
@@ -307,6 +325,9 @@ impl Tensor {
 
     /// This tensor, but nothing that uses the result runs before `other` is there, and the compiler
     /// takes it for another value than this one: what is computed from it is computed anew.
+    ///
+    /// # Errors
+    /// If `other` is of another trace.
     #[track_caller]
     pub fn after(&self, other: &Tensor) -> Result<Tensor> {
         self.apply(Op::BarrierAfter, &[other])
@@ -323,6 +344,9 @@ impl Tensor {
     }
 
     /// The identity, through which no gradient goes back.
+    ///
+    /// # Errors
+    /// None of its own; every method that records gives a `Result`.
     #[track_caller]
     pub fn stop_gradient(&self) -> Result<Tensor> {
         self.apply(Op::Composite(Composite::StopGradient), &[])
@@ -333,6 +357,9 @@ macro_rules! unary_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
             $(#[doc = concat!("`", stringify!($op), "` of each element ([`Unary`]).")]
+            ///
+            /// # Errors
+            /// If the element type is not one that the function is defined for ([`Unary`]).
             #[track_caller]
             pub fn $name(&self) -> Result<Tensor> {
                 self.unary(Unary::$op)
@@ -345,6 +372,10 @@ macro_rules! binary_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
             $(#[doc = concat!("`", stringify!($op), "` of each pair of elements ([`Binary`]); size-1 dimensions repeat.")]
+            ///
+            /// # Errors
+            /// If the element types differ or are not ones that the function is defined for
+            /// ([`Binary`]), or the shapes do not broadcast.
             #[track_caller]
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
                 self.binary(Binary::$op, other)
@@ -357,6 +388,9 @@ macro_rules! scalar_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
             $(#[doc = concat!("`", stringify!($op), "` of each element and `value` ([`Binary`]).")]
+            ///
+            /// # Errors
+            /// If the element type is not one that the function is defined for ([`Binary`]).
             #[track_caller]
             pub fn $name(&self, value: f64) -> Result<Tensor> {
                 self.with_scalar(Binary::$op, value)

@@ -88,6 +88,9 @@ pub(super) fn vjp_scatter(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
 
 impl Tensor {
     /// `size` elements along `dim`, starting at `start` (`s32[]`, clamped).
+    ///
+    /// # Errors
+    /// If there is no dimension `dim`, it is shorter than `size`, or `start` is no `s32[]`.
     #[track_caller]
     pub fn dynamic_slice(&self, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
         self.apply(Op::DynamicSlice { dim, size }, &[start])
@@ -109,6 +112,9 @@ impl Tensor {
     }
 
     /// The rows of this table `[V, ...]` that `ids` `[...]` name: `[ids..., ...]`.
+    ///
+    /// # Errors
+    /// If `ids` are no integers, or the table has no dimensions.
     #[track_caller]
     pub fn take_rows(&self, ids: &Tensor) -> Result<Tensor> {
         self.apply(Op::TakeRows, &[ids])
@@ -116,6 +122,9 @@ impl Tensor {
 
     /// This tensor `[V, C]` with `updates` `[N, C]` added to the rows `ids` `[N]`; equal ids add
     /// up.
+    ///
+    /// # Errors
+    /// If the shapes are others, `ids` are no integers, or the element types differ.
     #[track_caller]
     pub fn scatter_add_rows(&self, ids: &Tensor, updates: &Tensor) -> Result<Tensor> {
         self.apply(Op::ScatterAddRows, &[ids, updates])

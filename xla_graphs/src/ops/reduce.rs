@@ -61,24 +61,36 @@ impl Tensor {
     }
 
     /// The sum over `dims`.
+    ///
+    /// # Errors
+    /// If `dims` do not rise, or one does not exist.
     #[track_caller]
     pub fn sum(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Sum, dims)
     }
 
     /// The largest element over `dims`.
+    ///
+    /// # Errors
+    /// If `dims` do not rise, or one does not exist.
     #[track_caller]
     pub fn max(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Max, dims)
     }
 
     /// The smallest element over `dims`.
+    ///
+    /// # Errors
+    /// If `dims` do not rise, or one does not exist.
     #[track_caller]
     pub fn min(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Min, dims)
     }
 
     /// The sum of all elements.
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`].
     #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
         self.sum(&(0..self.rank()).collect::<Vec<_>>())
@@ -97,6 +109,9 @@ impl Tensor {
     }
 
     /// A size-1 dimension at the end.
+    ///
+    /// # Errors
+    /// As [`Tensor::reshape`].
     #[track_caller]
     pub fn keep_last(&self) -> Result<Tensor> {
         let mut dims = self.dims().to_vec();

@@ -184,6 +184,9 @@ impl Tensor {
     }
 
     /// NumPy's broadcast: missing leading dimensions are added, size-1 dimensions repeat.
+    ///
+    /// # Errors
+    /// If a dimension is neither 1 nor the wanted one, or there are more than wanted.
     #[track_caller]
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Tensor> {
         if self.dims() == dims {
@@ -198,6 +201,10 @@ impl Tensor {
     }
 
     /// Dimension i becomes dimension `map[i]` of the result.
+    ///
+    /// # Errors
+    /// If `map` does not rise or names no dimension of the result, or a dimension is neither 1 nor
+    /// the result's.
     #[track_caller]
     pub fn broadcast_in(&self, dims: &[usize], map: &[usize]) -> Result<Tensor> {
         self.apply(
@@ -271,6 +278,9 @@ impl Tensor {
     }
 
     /// Zeros around the tensor.
+    ///
+    /// # Errors
+    /// If `low` or `high` has not one number for each dimension.
     #[track_caller]
     pub fn pad(&self, low: &[usize], high: &[usize]) -> Result<Tensor> {
         self.apply(

@@ -5,6 +5,9 @@ use crate::error::Result;
 use crate::trace::Tensor;
 
 /// The L2 norm of all gradients together, `f32[]`.
+///
+/// # Errors
+/// If the graph refuses an operation.
 pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
     sum_of_squares(grads)?
         .expect("a model has at least one parameter")
@@ -12,6 +15,9 @@ pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
 }
 
 /// The sum of the squares of all elements, `f32[]`; `None` of nothing.
+///
+/// # Errors
+/// If the graph refuses an operation.
 pub fn sum_of_squares(grads: &[Tensor]) -> Result<Option<Tensor>> {
     let mut total: Option<Tensor> = None;
     for grad in grads {
@@ -35,6 +41,9 @@ pub(super) fn rows_first(x: &Tensor) -> Result<Tensor> {
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`: the factor on every gradient.
+///
+/// # Errors
+/// If the graph refuses an operation.
 pub fn clip_factor(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
     let limit = norm.trace().constant(max_norm, norm.dtype())?;
     limit.div(&norm.add_scalar(1e-6)?)?.min_scalar(1.0)

@@ -24,6 +24,9 @@ pub struct LossScale {
 
 impl LossScale {
     /// What the next step uses; `finite` (`pred[]`) says whether all gradients of this one are.
+    ///
+    /// # Errors
+    /// If `finite` is no `pred[]`.
     pub fn next(&self, finite: &Tensor) -> Result<LossScale> {
         let zero = self.good_steps.trace().full(0.0, self.good_steps.shape())?;
         let good_steps = self.good_steps.add_scalar(1.0)?;
