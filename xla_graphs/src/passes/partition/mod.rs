@@ -17,13 +17,14 @@
 //! there is one more input at the end, [`TP_RANK`].
 //!
 //! Reading order: `shard.rs` (the types), `partitioner.rs` (from one placement to another), `rules.rs`
-//! (each operation), `tokens.rs` and `rows.rs`, then this file, which walks the graph.
+//! (each operation), `tables.rs`, `tokens.rs` and `rows.rs`, then this file, which walks the graph.
 
 mod partitioner;
 mod rows;
 mod rules;
 mod shapes;
 mod shard;
+mod tables;
 mod tokens;
 
 pub use shard::{Partition, ShardSpec, shard};
@@ -90,14 +91,10 @@ fn partition_with_rank(
         true => trace.input(TP_RANK, Shape::scalar(DType::S32), InputRole::Feed),
         false => trace.constant(0.0, DType::S32)?,
     };
-    let is_table = |input: &&InputSpec| {
-        input.shape.rank() == 2 && partition.inputs.get(&input.name) == Some(&shard(0))
-    };
-    let tables = graph.inputs.iter().filter(is_table);
-    let tables = tables.map(|input| input.shape.dims.clone()).collect();
-    let partitioner = Partitioner::new(trace.clone(), partition, rank, tables);
+    let gradients = tables::gradients_of_row_shards(graph, partition);
+    let partitioner = Partitioner::new(trace.clone(), partition, rank);
     let mut values: Vec<Shard> = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
+    for (id, node) in (0..).zip(&graph.nodes) {
         let _context = trace.resume(&graph.scopes[node.scope as usize], node.provenance);
         let shard = match node.op {
             Op::Input(index) => inputs[index as usize].clone(),
@@ -120,13 +117,12 @@ fn partition_with_rank(
                         rows.is_some_and(|rows| rows.are_rows_of(operand as usize, shape))
                     })
                     .collect();
-                let (op, shape) = (&node.op, &node.shape);
                 let recorded = Recorded {
-                    op,
+                    op: &node.op,
                     shapes: &shapes,
                     has_token_rows: &has_token_rows,
-                    shape,
                     phase: node.provenance.phase,
+                    is_row_shards_gradient: gradients.contains(&id),
                 };
                 partitioner.node(&recorded, operands)?
             }

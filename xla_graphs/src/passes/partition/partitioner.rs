@@ -28,22 +28,14 @@ pub(super) struct Partitioner<'a> {
     sums: RefCell<HashMap<NodeId, Tensor>>,
     /// Activations that were gathered again for the backward pass, by their shards.
     pub gathered_again: RefCell<HashMap<NodeId, Tensor>>,
-    /// Dimensions of the tables that are sharded along their rows.
-    pub sharded_tables: Vec<Vec<usize>>,
 }
 
 /// The number of the collective that sums up gradients.
 const GRADIENTS: u32 = 0;
 
 impl<'a> Partitioner<'a> {
-    /// `rank`: the replica's in its group, `s32[]`; `sharded_tables`: dimensions of the tables that are
-    /// sharded along their rows.
-    pub(super) fn new(
-        trace: Trace,
-        partition: &'a Partition,
-        rank: Tensor,
-        sharded_tables: Vec<Vec<usize>>,
-    ) -> Self {
+    /// `rank`: the replica's in its group, `s32[]`.
+    pub(super) fn new(trace: Trace, partition: &'a Partition, rank: Tensor) -> Self {
         Partitioner {
             trace,
             partition,
@@ -53,7 +45,6 @@ impl<'a> Partitioner<'a> {
             collectives: Cell::new(1),
             sums: RefCell::default(),
             gathered_again: RefCell::default(),
-            sharded_tables,
         }
     }
 

@@ -30,7 +30,7 @@ fn partial(local: Tensor) -> Option<Shard> {
 impl Partitioner<'_> {
     /// The shard of a node's result.
     pub(super) fn node(&self, node: &Recorded, operands: Vec<Shard>) -> Result<Shard> {
-        let (op, shapes, result) = (node.op, node.shapes, node.shape);
+        let (op, shapes) = (node.op, node.shapes);
         // Also of what has been summed up and widened, so that one sum is exchanged in the place of
         // two.
         if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
@@ -39,12 +39,8 @@ impl Partitioner<'_> {
             return Ok(Shard::partial(a.add(&b)?));
         }
         let operands = &self.by_rows(node, operands)?[..];
-        if operands.iter().all(|part| part.is_replicated()) {
-            let scatters =
-                matches!(op, Op::ScatterAddRows) && self.sharded_tables.contains(&result.dims);
-            if !scatters {
-                return self.on_replicated(op, operands);
-            }
+        if operands.iter().all(|part| part.is_replicated()) && !node.is_row_shards_gradient {
+            return self.on_replicated(op, operands);
         }
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
@@ -98,7 +94,7 @@ impl Partitioner<'_> {
             Op::Reduce { kind, dims } => self.reduce(*kind, dims, &operands[0])?,
             Op::Dot { dims, dtype, .. } => self.dot(dims, *dtype, operands, shapes)?,
             Op::TakeRows => self.take_rows(operands, shapes)?,
-            Op::ScatterAddRows => self.scatter_add_rows(operands, shapes)?,
+            Op::ScatterAddRows => self.scatter_add_rows(node, operands)?,
             Op::Composite(Composite::Attention(_) | Composite::AttentionGrad { .. }) => {
                 self.attention(op, operands, shapes)?
             }
@@ -436,11 +432,11 @@ impl Partitioner<'_> {
         Ok(partial(kept))
     }
 
-    fn scatter_add_rows(&self, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
-        let rows = shard(0);
+    fn scatter_add_rows(&self, node: &Recorded, operands: &[Shard]) -> Result<Option<Shard>> {
+        let (shapes, rows) = (node.shapes, shard(0));
         let wanted = match operands[0].spec() {
             Some(found) => found,
-            None if self.sharded_tables.contains(&shapes[0].dims) => rows,
+            None if node.is_row_shards_gradient => rows,
             None => return Ok(None),
         };
         let ids = self.to_replicated(&operands[1])?;

@@ -131,8 +131,8 @@ pub(super) struct Recorded<'a> {
     pub shapes: &'a [&'a Shape],
     /// Of each operand, whether it has a row for each token.
     pub has_token_rows: &'a [bool],
-    /// The result's whole shape.
-    pub shape: &'a Shape,
     /// The part of the step that recorded it.
     pub phase: Phase,
+    /// Whether it adds up the gradient of a table that is sharded along its rows.
+    pub is_row_shards_gradient: bool,
 }
