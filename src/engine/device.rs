@@ -42,8 +42,6 @@ pub fn open_device(
                 .map_err(failed("opening the CUDA device"))
         }
         Device::Neuron => {
-            // In this order: joining starts the heartbeat thread, which resolves host names and so
-            // reads the environment.
             let environment = NeuronEnvironment::set(settings, mesh)
                 .map_err(failed("opening the Neuron device"))?;
             join(settings)?;

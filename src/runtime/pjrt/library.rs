@@ -49,8 +49,10 @@ pub struct ProfileEvent {
 
 impl Library {
     /// Finds and opens the library; later calls return the same one. This takes a fifth of a second
-    /// and 280 MB of mapped files, and reads the environment from C: call it late, but before
-    /// starting threads that change the environment.
+    /// and 280 MB of mapped files: call it late.
+    ///
+    /// # Errors
+    /// If it is not found, cannot be opened, or belongs to another version of xtrain.
     pub fn open() -> Result<&'static Library> {
         static OPENED: Mutex<Option<&'static Library>> = Mutex::new(None);
         let mut opened = OPENED

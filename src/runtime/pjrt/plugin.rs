@@ -4,6 +4,7 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
+use super::environment::set_environment;
 use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
@@ -60,8 +61,10 @@ unsafe impl Sync for PluginInner {}
 static OPENED: LazyLock<Mutex<HashMap<PathBuf, Plugin>>> = LazyLock::new(Default::default);
 
 impl Plugin {
-    /// Opens the plugin at `path`. Do this before starting threads that read the environment
-    /// through C.
+    /// Opens the plugin at `path`; one that is open already is given again.
+    ///
+    /// # Errors
+    /// If the file cannot be opened as a library or is no plugin of a version that is spoken here.
     pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
         let path = path.as_ref();
         let path = path.canonicalize().map_err(|e| Error::LibraryOpen {
@@ -108,30 +111,13 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-/// Sets a variable that a plugin reads while it is opened, or removes it.
-///
-/// # Safety
-/// No other thread reads the environment through C meanwhile: call it before the first plugin or
-/// library is opened, and before threads that resolve host names.
-pub unsafe fn set_environment(name: &str, value: Option<&str>) {
-    // SAFETY: the caller's promise; Rust's own readers are synchronized with this.
-    match value {
-        Some(value) => unsafe { std::env::set_var(name, value) },
-        None => unsafe { std::env::remove_var(name) },
-    }
-}
-
 /// Opens a shared library for good, with the environment that such libraries want.
 pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _guard = ONCE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     for (name, value, always) in ENVIRONMENT {
-        let same = std::env::var_os(name).is_some_and(|current| current == value || !always);
-        if !same {
-            // SAFETY: writes happen under this lock, only before the first library is opened
-            // (afterwards `same` holds), and Rust's own readers are synchronized with it;
-            // `Plugin::load` and `Library::open` ask callers to come before C threads that read.
-            unsafe { std::env::set_var(name, value) };
+        if always || std::env::var_os(name).is_none() {
+            set_environment(name, Some(value));
         }
     }
     // SAFETY: the initializers of the library run here. That is what opening a plugin means; the

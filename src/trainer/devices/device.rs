@@ -75,21 +75,15 @@ impl DeviceSettings {
         })
     }
 
-    /// Sets how many threads the CPU client will have. XLA reads that from the environment; a user's
-    /// own NPROC stays, unless a flag says otherwise. Call it from the main thread before
-    /// [`DeviceSettings::group`] joins the other processes.
+    /// Sets how many threads CPU clients have that are made from now on. XLA reads that from the
+    /// environment; a user's own NPROC stays, unless a flag says otherwise.
     pub fn set_cpu_threads(&self) {
         let threads = match self.cpu_threads {
             Some(threads) => threads,
             None if std::env::var_os(CPU_THREADS).is_some() => return,
             None => Machine::physical_cores(),
         };
-        let threads = threads.to_string();
-        // A later session of the process, when an earlier one's threads may read it, changes nothing.
-        if std::env::var_os(CPU_THREADS).is_none_or(|set| set != *threads) {
-            // SAFETY: before the rendezvous there is no thread that resolves host names.
-            unsafe { set_environment(CPU_THREADS, Some(&threads)) };
-        }
+        set_environment(CPU_THREADS, Some(&threads.to_string()));
     }
 
     /// The processes that share the run, joined at the first call; `None` where this is the only
@@ -169,8 +163,7 @@ pub struct NeuronEnvironment {
 }
 
 impl NeuronEnvironment {
-    /// Sets the environment for a core for each of this process's replicas. Call it from the main
-    /// thread before [`DeviceSettings::group`] joins the other processes.
+    /// Sets the environment for a core for each of this process's replicas.
     ///
     /// # Errors
     /// There is no plugin, or the user's variables contradict the settings.
@@ -191,14 +184,11 @@ impl NeuronEnvironment {
         needed: u32,
     ) -> Result<NeuronEnvironment> {
         let plugin = neuron_plugin(settings.plugin.as_deref())?;
-        // SAFETY: no plugin is open yet. The threads that may run already, the one that waits for
-        // signals and the worker pool, read no environment; the heartbeat thread starts later.
-        let set = |name: &str, value: Option<&str>| unsafe { set_environment(name, value) };
         if let Some(rank) = &settings.member {
             let unset = distributed_options::neuron_variables(rank, cores)
                 .into_iter()
                 .filter(|(name, _)| std::env::var_os(name).is_none());
-            unset.for_each(|(name, value)| set(name, Some(&value)));
+            unset.for_each(|(name, value)| set_environment(name, Some(&value)));
         }
         let host = Host::this();
         let variable = |name: &str| std::env::var(name).ok();
@@ -217,8 +207,9 @@ impl NeuronEnvironment {
         environment
             .set
             .iter()
-            .for_each(|(name, value)| set(name, Some(value)));
-        environment.remove.iter().for_each(|name| set(name, None));
+            .for_each(|(name, value)| set_environment(name, Some(value)));
+        let removed = environment.remove.iter();
+        removed.for_each(|name| set_environment(name, None));
         Ok(NeuronEnvironment {
             plugin,
             compiler_file,

@@ -1,0 +1,126 @@
+//! The process's environment, which plugins, runtimes and compilers read through C, written while
+//! other threads may read it.
+
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+unsafe extern "C" {
+    /// The C library's array of `NAME=value`, ended by a null pointer.
+    static mut environ: *mut *mut c_char;
+}
+
+/// Sets a variable for what this process loads and starts from now on, or removes it (`None`).
+///
+/// Other threads may read the environment meanwhile, through C too: they find it as it was or as it
+/// is. C's `setenv` cannot be used then, because it frees the array that another thread's `getenv`
+/// is reading; here a new array takes the place of the old one, and neither it nor a string in it is
+/// freed, so each call that changes something keeps a few kilobytes. Of writers at the same time in
+/// other code one may be lost.
+///
+/// # Panics
+/// If the name is empty or has a `=` or a null byte, or the value has a null byte.
+pub fn set_environment(name: &str, value: Option<&str>) {
+    assert!(
+        !name.is_empty() && !name.contains('='),
+        "no name of a variable: `{name}`"
+    );
+    static WRITES: Mutex<()> = Mutex::new(());
+    let _guard = WRITES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    if std::env::var_os(name).as_deref() == value.map(OsStr::new) {
+        return;
+    }
+    let others = std::env::vars_os().filter(|(other, _)| other != name);
+    let set = value.map(|value| (OsString::from(name), OsString::from(value)));
+    let entry = |(mut entry, value): (OsString, OsString)| {
+        entry.push("=");
+        entry.push(value);
+        let entry = CString::new(entry.into_vec());
+        entry.expect("a variable has no null byte").into_raw()
+    };
+    let entries: Vec<*mut c_char> = others
+        .chain(set)
+        .map(entry)
+        .chain([ptr::null_mut()])
+        .collect();
+    let entries = entries.leak().as_mut_ptr();
+    // SAFETY: the pointer is aligned and lives as long as the process. C reads it whole, and what it
+    // then finds is complete, because the store releases what was written before and nothing of the
+    // old array or the new one is ever freed or changed.
+    unsafe { AtomicPtr::from_ptr(&raw mut environ) }.store(entries, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    /// As C code reads it.
+    fn from_c(name: &CStr) -> Option<String> {
+        // SAFETY: strings of this environment are not freed.
+        let value = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: what is not null ends with a null byte.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_str().unwrap().into())
+    }
+
+    #[test]
+    fn c_rust_and_children_see_what_is_set() {
+        let name = "XTRAIN_TEST_SET_ENVIRONMENT";
+        let seen = || {
+            let child = std::process::Command::new("printenv").arg(name).output();
+            let child = String::from_utf8(child.unwrap().stdout).unwrap();
+            let child = child.strip_suffix('\n').map(str::to_string);
+            let rust = std::env::var(name).ok();
+            (from_c(c"XTRAIN_TEST_SET_ENVIRONMENT"), rust, child)
+        };
+        let all = |value: Option<&str>| {
+            let value = value.map(str::to_string);
+            (value.clone(), value.clone(), value)
+        };
+        for value in [None, Some("one"), Some("a=b"), Some(""), None] {
+            set_environment(name, value);
+            assert_eq!(seen(), all(value));
+        }
+        assert!(from_c(c"PATH").is_some());
+    }
+
+    /// Readers find each variable with one of its values, while others come and go.
+    #[test]
+    fn threads_may_read_through_c_meanwhile() {
+        let ends = AtomicBool::new(false);
+        set_environment("XTRAIN_TEST_READ", Some("first"));
+        thread::scope(|scope| {
+            let read = || {
+                let mut reads = 0_usize;
+                while !ends.load(Ordering::Relaxed) {
+                    let value = from_c(c"XTRAIN_TEST_READ");
+                    assert!(matches!(value.as_deref(), Some("first" | "second")));
+                    reads += 1;
+                }
+                reads
+            };
+            let readers = [scope.spawn(read), scope.spawn(read)];
+            for i in 0..500 {
+                let value = if i % 2 == 0 { "second" } else { "first" };
+                set_environment("XTRAIN_TEST_READ", Some(value));
+                set_environment(&format!("XTRAIN_TEST_OTHER_{}", i % 7), Some(value));
+            }
+            ends.store(true, Ordering::Relaxed);
+            for reader in readers {
+                reader.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "no name of a variable")]
+    fn a_name_with_an_equals_sign_is_refused() {
+        set_environment("A=B", Some("c"));
+    }
+}
