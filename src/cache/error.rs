@@ -3,7 +3,9 @@
 
 use std::path::PathBuf;
 
+/// Why a compiled graph cannot be found, stored, exported or compiled.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),

@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use xtrain_graphs::Shape;
 
+/// The result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Why a directory of weights, a configuration or a training state cannot be read or written.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error("cannot {doing} {}: {source}{}", path.display(), io_hint(source))]
     Io {

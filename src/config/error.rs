@@ -34,7 +34,9 @@ pub struct Asked {
     pub instead: Option<String>,
 }
 
+/// A mistake in the command line or the settings file; exit code 2.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum UsageError {
     #[error("unknown flag {flag} for `xtrain {command}`")]
     UnknownFlag {

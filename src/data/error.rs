@@ -47,9 +47,12 @@ impl fmt::Display for Place {
     }
 }
 
+/// The result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What can be wrong with data files, tokenizers and labels.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error("cannot {doing} {}: {source}{}", path.display(), room(source))]
     Io {

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Why the processes of a run cannot join, or one of them fell out.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error("{variable} is `{value}`: {problem}")]
     Environment {

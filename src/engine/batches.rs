@@ -29,7 +29,9 @@ pub struct BatchForm {
     pub labels: LabelShape,
     /// The share of the tokens that have a label, where logits are wanted for these alone.
     pub labelled_share: Option<f64>,
+    /// Batches have an attention mask, `[B, T]`: they can have padding.
     pub attention_mask: bool,
+    /// Batches have token type ids, `[B, T]`: rows are pairs of texts, and the model reads them.
     pub token_type_ids: bool,
     /// Whose replicas each batch is cut for: contiguous rows in their order, as accelerate deals out
     /// consecutive batches. Each stage of a pipeline gets the whole batch.

@@ -9,9 +9,11 @@ use std::error::Error as StdError;
 /// How a command ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// All the work was done.
     Done,
     /// Stopped by SIGINT or SIGTERM at the end of a step, with a checkpoint saved.
     Interrupted {
+        /// The signal's number.
         signal: i32,
     },
     /// Ended at once by a second signal.
@@ -40,8 +42,11 @@ pub enum Error {
     /// Anything else; exit code 1.
     #[error("{message}")]
     Failed {
+        /// What went wrong, where, in one sentence.
         message: String,
+        /// What the user can do about it.
         hint: Option<String>,
+        /// The lower layer's error.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
 }

@@ -147,12 +147,17 @@ impl Run {
 
 /// The peak by what it is for, in bytes.
 pub struct Breakdown {
+    /// The parameters.
     pub weights: u64,
+    /// The optimizer's state.
     pub moments: u64,
+    /// Gradients that microbatches add up.
     pub accumulated: u64,
+    /// Batches and the other feeds.
     pub data: u64,
     /// Of the temporaries: what the forward pass left for the backward pass.
     pub activations: u64,
+    /// What else lives only within a step.
     pub temporaries: u64,
 }
 

@@ -21,9 +21,11 @@ const TRIES: usize = 3;
 
 /// What was found.
 pub struct Comparison {
+    /// Devices of every candidate.
     pub devices: usize,
     /// Bytes of a device.
     pub memory: u64,
+    /// What the candidates recompute in the backward pass.
     pub checkpointing: Checkpointing,
     /// Nothing fitted without it, and it was not asked for.
     pub checkpointing_added: bool,
@@ -37,6 +39,7 @@ pub struct Comparison {
 
 /// What the compiler says of a candidate.
 pub struct Compiled {
+    /// Bytes of one device at the step's peak.
     pub peak: u64,
     /// The graph that was compiled: by the estimate, the one that decides.
     pub graph: String,

@@ -17,6 +17,7 @@ use xtrain_models::{Config, HeadKind, Model};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
+    /// The settings of `config.json`, or of the chosen preset.
     pub config: Config,
     /// Where its weights are, unless they are new.
     directory: Option<PathBuf>,
@@ -134,6 +135,7 @@ impl ModelConfig {
 
 /// A model and, if it does not start from scratch, its weights.
 pub struct LoadedModel {
+    /// Its forward pass and the list of its parameters.
     pub model: Box<dyn Model>,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,

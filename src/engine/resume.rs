@@ -219,6 +219,7 @@ fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
 
 /// Where training starts: at the beginning, or where a checkpoint left off.
 pub struct Start {
+    /// Steps and epochs done, and the next batch.
     pub progress: Progress,
     /// In a stream, after the last batch that was taken.
     pub stream: Option<StreamPosition>,
@@ -226,9 +227,11 @@ pub struct Start {
 
 /// A run that may begin with a checkpoint.
 pub struct Resuming<'a> {
+    /// The settings of this run, not of the one that saved the checkpoint.
     pub settings: &'a TrainSettings,
     /// Its position-independent state.
     pub run: TrainingState,
+    /// Steps of an epoch and of the run.
     pub length: &'a RunLength,
     /// Its data is read during the run.
     pub is_stream: bool,

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+/// The result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Why something cannot be fetched from the Hugging Face Hub or pushed to it.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error(
         "{name:?} is neither a directory that exists nor a name on the Hub (NAME or ORGANIZATION/NAME)"

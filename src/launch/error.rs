@@ -2,6 +2,7 @@
 
 /// Why the launcher gave up.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error("{endpoint} is not of the form HOST:PORT")]
     Endpoint { endpoint: String },

@@ -22,12 +22,16 @@ pub struct Mesh {
 /// An axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
+    /// Replicas with other rows and all of the state.
     Data,
+    /// Replicas with other rows and a part of the state each (ZeRO-3, FSDP).
     Shard,
+    /// Replicas with the same rows and a part of each layer (Megatron).
     Tensor,
 }
 
 impl Axis {
+    /// From the slowest-varying to the fastest in replica numbers.
     pub const ALL: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Tensor];
 }
 

@@ -10,7 +10,9 @@ use xtrain_graphs::passes::partition::{ShardSpec, shard};
 /// A value sharded over an axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AxisSharding {
+    /// The axis whose replicas hold the shards.
     pub axis: Axis,
+    /// The dimension, and the blocks that are divided.
     pub spec: ShardSpec,
     /// The size of the axis.
     pub parts: usize,
@@ -117,6 +119,7 @@ impl Placements {
         self.stages.as_ref()
     }
 
+    /// Sets how layers are divided among a pipeline's stages.
     pub fn set_stages(&mut self, stages: Arc<Stages>) {
         self.stages = Some(stages);
     }
@@ -140,6 +143,7 @@ impl Placements {
         copies.collect::<Vec<_>>().into_iter()
     }
 
+    /// Sets a value's sharding along the sharding's axis, in the place of an earlier one.
     pub fn insert(&mut self, name: String, sharding: AxisSharding) {
         let shardings = if sharding.axis == Axis::Tensor {
             &mut self.tensor

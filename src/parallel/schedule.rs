@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 /// Which of two microbatches a stage takes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipelineSchedule {
+    /// All forward passes of a stage before its backward passes: GPipe's.
     Simple,
+    /// A stage's backward passes as early as they can be: one forward, one backward.
     #[default]
     Interleaved,
 }
@@ -29,6 +31,7 @@ impl std::fmt::Display for PipelineSchedule {
 /// A piece of a microbatch as schedules see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PieceShape {
+    /// The stage whose devices run it.
     pub stage: usize,
     /// How often values have changed stage on their way to it: the stage's forward pass has its own
     /// number.
@@ -57,13 +60,16 @@ impl PieceShape {
 /// A piece of a microbatch, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
+    /// Number of the microbatch, from 0.
     pub microbatch: usize,
+    /// Index among the pieces.
     pub piece: usize,
 }
 
 /// A schedule's totals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
+    /// In the order in which the host starts them.
     pub tasks: Vec<Task>,
     /// Share of the stages' time in which they wait for each other, if all layers took equally
     /// long.

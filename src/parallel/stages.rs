@@ -71,14 +71,17 @@ impl Stages {
         })
     }
 
+    /// Number of stages.
     pub fn count(&self) -> usize {
         self.first_layers.len()
     }
 
+    /// The stage with the loss.
     pub fn last(&self) -> usize {
         self.count() - 1
     }
 
+    /// Of each stage, its first layer.
     pub fn first_layers(&self) -> &[usize] {
         &self.first_layers
     }
@@ -130,6 +133,7 @@ pub fn original_name(name: &str) -> &str {
     name.split_once(COPY).map_or(name, |(original, _)| original)
 }
 
+/// Whether this is the name of a state's copy in another stage than its home.
 pub fn is_copy(name: &str) -> bool {
     name.contains(COPY)
 }

@@ -5,10 +5,13 @@ use std::fmt;
 use std::path::PathBuf;
 use xtrain_graphs::{DType, Shape};
 
+/// The result of this module's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// What can go wrong between xtrain and a device.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     // Finding and opening libraries.
     #[error(

@@ -27,6 +27,7 @@ use crate::trainer::evaluate::Metrics;
 /// Causal language modelling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClmDataSettings {
+    /// Files or Hub data set, and the columns or keys of the text.
     pub source: SourceSettings,
     /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024,
     /// positions).

@@ -17,6 +17,7 @@ use crate::data::{Error, Label, LabelMap, Result, Sample, SampleFile};
 /// Classification and regression of texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClsDataSettings {
+    /// Files or Hub data set, and the columns or keys of the text.
     pub source: SourceSettings,
     /// The second text of a pair. `None`: single texts, unless no text column is named either and
     /// the file has one of the usual pairs, such as `sentence1` and `sentence2`.
@@ -25,6 +26,7 @@ pub struct ClsDataSettings {
     pub label_column: Option<String>,
     /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
     pub max_seq_length: usize,
+    /// To which length rows are padded.
     pub padding: PaddingSettings,
     /// The labels in order, if the user named them. `None`: those of the model or of the training
     /// set, sorted.

@@ -16,14 +16,19 @@ use crate::data::sampler::below;
 /// Of the chosen tokens, how many of ten become the mask token; one more of ten a random one.
 const MASKED_OF_TEN: u64 = 8;
 
+/// Which tokens of a row a model has to predict, and what it sees in their place: BERT's 80, 10 and
+/// 10 % (Devlin et al. 2018, section 3.1).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Masking {
     /// Share of the tokens (or words) that are chosen.
     pub probability: f64,
+    /// All pieces of a word are chosen together.
     pub whole_words: bool,
+    /// The id of the mask token.
     pub mask_id: u32,
     /// Random tokens are ids below this.
     pub vocab_size: usize,
+    /// Of the draws, which depend on it, the epoch and the row.
     pub seed: u64,
 }
 

@@ -30,6 +30,7 @@ const USUAL_LENGTH: usize = 1024;
 /// Masked language modelling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlmDataSettings {
+    /// Files or Hub data set, and the columns or keys of the text.
     pub source: SourceSettings,
     /// `None`: the tokenizer's maximum length, at most 1024 (run_mlm) and at most the model's
     /// positions.

@@ -176,7 +176,9 @@ pub trait Labelled {
 
 /// What a model predicted of the test set.
 pub struct Predicted<'a> {
+    /// The tokenizer and the labels.
     pub context: &'a Context,
+    /// The test set's samples, in their order.
     pub samples: &'a [Sample],
     /// What [`Metrics::predictions`] gives for each row.
     pub outputs: &'a [Vec<f32>],
@@ -187,7 +189,9 @@ pub struct Predicted<'a> {
 /// The longest row in tokens, and what should be reported about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Length {
+    /// Tokens.
     pub size: usize,
+    /// Why it is not what a flag asked for.
     pub note: Option<String>,
 }
 
@@ -218,6 +222,7 @@ impl Length {
 /// Labels as they are for a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunLabels {
+    /// The labels' names, by id.
     pub map: LabelMap,
     /// Named by the user or the model, not found in the training files: samples may give a label
     /// by its number.
@@ -227,6 +232,7 @@ pub struct RunLabels {
 /// What a task needs to know to make rows, once the model is known.
 #[derive(Clone, Debug)]
 pub struct Context {
+    /// Turns texts into ids.
     pub tokenizer: Tokenizer,
     /// Tokens of the longest row.
     pub length: usize,
@@ -252,6 +258,7 @@ impl Context {
 /// Which part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
+    /// `train_files`, less what is set aside for validation.
     Train,
     /// `validation_files` or, without them, the share of the training samples that was set aside.
     Validation,

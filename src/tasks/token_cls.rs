@@ -36,12 +36,14 @@ const GROUP: usize = 256;
 /// Classification of words.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenClsDataSettings {
+    /// Files or Hub data set, and the columns or keys of the text.
     pub source: SourceSettings,
     /// `None`: `ner_tags` or `labels`.
     pub label_column: Option<String>,
     /// Longer sentences are truncated. `None`: the tokenizer's maximum length, at most 1024 and at
     /// most the model's positions.
     pub max_seq_length: Option<usize>,
+    /// To which length rows are padded.
     pub padding: PaddingSettings,
     /// The labels in order, if the user named them. `None`: those of the model or of the training
     /// set, sorted.

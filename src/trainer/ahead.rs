@@ -21,6 +21,7 @@ pub struct RunShapes {
     pub train: Vec<BatchShape>,
     /// The kinds of batch that it evaluates on.
     pub eval: Vec<BatchShape>,
+    /// Microbatches of an optimizer step.
     pub accumulation: usize,
 }
 
@@ -42,8 +43,11 @@ pub type Steps = Vec<Step>;
 
 /// What a run's graphs are recorded from, before there are data and weights.
 pub struct Ahead<'a, 'm> {
+    /// Records the graphs; its state is abstract.
     pub session: &'a mut Session,
+    /// The model, the loss and the optimizer.
     pub step: &'a TrainStep<'m>,
+    /// The batches that the run has.
     pub shapes: &'a RunShapes,
     /// The task's, as an evaluation begins with them; `None` where nothing is evaluated.
     pub metrics: Option<&'a dyn Metrics>,

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Why a step, a run or a prediction fails.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     #[error("the step uses state `{name}`, which was never set: a defect of xtrain")]
     NoState { name: String },
@@ -115,6 +117,7 @@ pub enum Error {
     Batch(Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// The result of this module's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Wraps an error of whatever makes the batches.

@@ -113,8 +113,11 @@ pub struct BatchShape {
     pub rows: usize,
     /// T
     pub tokens: usize,
+    /// What the labels are, and of which shape.
     pub labels: LabelShape,
+    /// The batch has an attention mask, `[B, T]`.
     pub attention_mask: bool,
+    /// The batch has token type ids, `s32[B, T]`.
     pub token_type_ids: bool,
     /// Where a run has batches of several shapes, what the names of this one's graphs end in: the
     /// length.
@@ -142,7 +145,9 @@ pub fn graph_name(what: &str, variant: Option<&str>) -> String {
 
 /// A batch as tensors of a recording.
 pub struct BatchInputs {
+    /// Token ids `s32[B, T]` with masks and types, as models take them.
     pub tokens: TokenBatch,
+    /// What the loss compares with.
     pub labels: Labels,
 }
 

@@ -22,9 +22,11 @@ const LEAST_LOSS_SCALE: f32 = 1e-4;
 /// The run's arithmetic, from the settings and the data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunLength {
+    /// Microbatches of an epoch.
     pub batches_per_epoch: u64,
     /// Microbatches per optimizer step, but for an epoch's last.
     pub accumulation: u64,
+    /// Optimizer steps of an epoch, at least 1.
     pub updates_per_epoch: u64,
     /// Optimizer steps of the whole run.
     pub max_steps: u64,
@@ -56,11 +58,13 @@ impl RunLength {
 pub struct Progress {
     /// Optimizer steps done.
     pub step: u64,
+    /// Optimizer steps of the whole run.
     pub max_steps: u64,
     /// Epochs done, with the share of the current one, as transformers counts it.
     pub epoch: f64,
     /// Position of the next batch.
     pub next_epoch: u64,
+    /// Within that epoch, from 0.
     pub next_batch: u64,
     /// The step was the last of its epoch.
     pub epoch_ended: bool,
@@ -76,6 +80,7 @@ impl Progress {
 /// What steps did, and where their time went: of one, or of several added up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepWork {
+    /// Optimizer steps.
     pub steps: u32,
     /// Tokens that went in, without padding.
     pub tokens: usize,
@@ -83,6 +88,7 @@ pub struct StepWork {
     pub padded_tokens: usize,
     /// Floating-point operations of the microbatches.
     pub flops: f64,
+    /// Where the time went.
     pub time: StepTime,
 }
 
@@ -106,15 +112,20 @@ impl AddAssign for StepWork {
 /// A step whose numbers have been read.
 #[derive(Clone, Copy, Debug)]
 pub struct StepReport {
+    /// Where the run stood after it.
     pub progress: Progress,
+    /// Loss, gradient norm and what else the step computed.
     pub metrics: StepMetrics,
+    /// The schedule's, as the step was fed it.
     pub learning_rate: f64,
+    /// Tokens, operations and time.
     pub work: StepWork,
 }
 
 /// What a hook wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
+    /// Make the next step.
     Continue,
     /// End the run after this step.
     Stop,
@@ -131,9 +142,13 @@ pub trait Batches: Iterator<Item = Result<DeviceBatch>> {
 
 /// What a hook works with between two steps.
 pub struct StepContext<'a> {
+    /// Where the run stands after the step.
     pub progress: Progress,
+    /// The device's state, as the step left it.
     pub session: &'a mut Session,
+    /// The source of the batches, for its position.
     pub batches: &'a dyn Batches,
+    /// Running totals and log history.
     pub run: &'a mut RunState,
 }
 
@@ -236,10 +251,15 @@ impl Pending {
 
 /// One run of the loop.
 pub struct RunLoop<'a, 'm> {
+    /// Records forward pass, backward pass and update.
     pub train_step: &'a TrainStep<'m>,
+    /// Runs what is recorded.
     pub session: &'a mut Session,
+    /// When epochs and the run end.
     pub length: RunLength,
+    /// Called in this order after every step.
     pub hooks: Vec<Box<dyn Hook + 'a>>,
+    /// What a checkpoint resumes; holds the totals.
     pub state: &'a mut RunState,
 }
 

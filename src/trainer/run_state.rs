@@ -154,9 +154,13 @@ fn step_of(line: &str) -> Option<u64> {
 /// Running sums that a resumed run continues. Losses are added in f64, in step order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunningTotals {
+    /// Sum of the steps' losses since the last record.
     pub loss_since_log: f64,
+    /// Steps since the last record.
     pub steps_since_log: f64,
+    /// Sum of the losses of all steps.
     pub total_loss: f64,
+    /// Steps whose losses that is.
     pub total_steps: f64,
     /// Floating-point operations.
     pub total_flops: f64,
@@ -269,6 +273,7 @@ pub const DATA_POSITION: &str = "data_position";
 
 /// Where the data stand, for a run whose batches are not numbered.
 pub struct DataPosition {
+    /// JSON that the stream wrote and reads again.
     pub state: Value,
     /// Files of the checkpoint, by name.
     pub files: Vec<(String, Vec<u8>)>,

@@ -10,6 +10,7 @@ pub use xtrain_graphs::{Checkpointing, Precision};
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cadence {
+    /// `no`.
     Never,
     /// Every N optimizer steps, at least 1.
     Steps(u64),
@@ -67,6 +68,7 @@ impl WeightStorage {
 /// The optimizer of a run, its hyperparameters and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
+    /// Which update rule.
     pub kind: OptimizerKind,
     /// Of the weights that it updates, and of its own state.
     pub storage: WeightStorage,
@@ -74,17 +76,23 @@ pub struct OptimizerSettings {
     pub arguments: Arguments,
     /// Peak learning rate.
     pub learning_rate: f64,
+    /// AdamW's decoupled decay; biases and norms have none.
     pub weight_decay: f64,
+    /// Decay of the first moment.
     pub adam_beta1: f64,
+    /// Decay of the second moment.
     pub adam_beta2: f64,
+    /// Added to the divisor of the update.
     pub adam_epsilon: f64,
     /// Global-norm clip; 0 means no clipping, as TrainingArguments has it.
     pub max_grad_norm: f64,
+    /// How the rate goes from step to step.
     pub schedule: ScheduleKind,
     /// `--lr_scheduler_kwargs` as given; `schedule` has what they mean.
     pub schedule_arguments: Arguments,
     /// Linear warm-up in steps; when `None`, `warmup_ratio` of all steps, rounded up.
     pub warmup_steps: Option<u64>,
+    /// Share of all steps that warm up, where `warmup_steps` is `None`.
     pub warmup_ratio: f64,
 }
 
@@ -131,6 +139,7 @@ impl OptimizerSettings {
 /// When a run evaluates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvaluationTimes {
+    /// How often.
     pub cadence: Cadence,
     /// Epochs or, at a cadence in steps, steps before the first evaluation.
     pub delay: f64,
@@ -152,9 +161,11 @@ pub enum ExampleOrder {
 /// Which input tokens are counted (`--include_num_input_tokens_seen`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokensSeen {
+    /// None are counted.
     No,
     /// With padding.
     All,
+    /// Without padding.
     NonPadding,
 }
 
@@ -163,9 +174,11 @@ pub enum TokensSeen {
 pub struct BestRule {
     /// A metric's name without `eval_`.
     pub metric: String,
+    /// Whether a larger value of the metric is better.
     pub greater_is_better: bool,
     /// End with the weights of the best checkpoint rather than the last ones.
     pub load_at_end: bool,
+    /// When to give up; `None`: never.
     pub early_stopping: Option<EarlyStopping>,
 }
 
@@ -181,7 +194,10 @@ pub struct EarlyStopping {
 /// `--resume_from_checkpoint`: nothing, the newest in the output directory, or a given one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Resume {
+    /// Start anew.
     No,
+    /// The newest complete `checkpoint-N` of the output directory.
     Latest,
+    /// The checkpoint in this directory.
     From(PathBuf),
 }

@@ -14,12 +14,15 @@ use crate::trainer::step::placements;
 
 /// A mesh, estimated.
 pub struct Candidate {
+    /// Sizes of its axes.
     pub mesh: Mesh,
     /// The moments are in parts along the data axis.
     pub zero1: bool,
     /// Of the stage that holds most. State is exact, the rest an estimate.
     pub footprint: Footprint,
+    /// Examples of one microbatch of a replica.
     pub examples: usize,
+    /// The collectives of a step, by kind and axis.
     pub exchanged: Vec<Exchange>,
     /// Bytes that a device sends in a step.
     pub sent: u64,

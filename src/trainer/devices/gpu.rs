@@ -7,9 +7,13 @@ use std::time::Duration;
 /// A card by the name that `--target` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gpu {
+    /// 141 GB, compute capability 9.0.
     H200,
+    /// 80 GB (SXM), compute capability 9.0.
     H100,
+    /// 80 GB (SXM), compute capability 8.0.
     A100Gb80,
+    /// 40 GB (SXM), compute capability 8.0.
     A100Gb40,
 }
 
@@ -51,10 +55,12 @@ impl Gpu {
     pub const NAMES: [&str; 4] = ["h200", "h100", "a100-80g", "a100-40g"];
     const ALL: [Gpu; 4] = [Gpu::H200, Gpu::H100, Gpu::A100Gb80, Gpu::A100Gb40];
 
+    /// The card of this name, as [`Gpu::name`] has it.
     pub fn named(name: &str) -> Option<Gpu> {
         Gpu::ALL.into_iter().find(|gpu| gpu.name() == name)
     }
 
+    /// The name that `--target` takes.
     pub fn name(self) -> &'static str {
         Gpu::NAMES[self as usize]
     }
@@ -186,11 +192,14 @@ pub struct Work {
 /// How long a graph runs at least, by what limits it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
+    /// Of the matmuls at their peak rate.
     pub products: Duration,
+    /// Of the bytes at the memory's bandwidth.
     pub memory: Duration,
 }
 
 impl Estimate {
+    /// The longer of the two: they overlap.
     pub fn time(&self) -> Duration {
         self.products.max(self.memory)
     }

@@ -23,6 +23,7 @@ pub struct Best {
 }
 
 impl Best {
+    /// Before the first evaluation.
     pub fn new(rule: BestRule) -> Self {
         Best {
             rule,
@@ -45,6 +46,7 @@ impl Best {
         }
     }
 
+    /// What it decides by.
     pub fn rule(&self) -> &BestRule {
         &self.rule
     }

@@ -17,10 +17,13 @@ pub type EvalBatches<'a> =
 
 /// Evaluates at its cadence; stops the run where early stopping asks for that.
 pub struct EvaluateHook<'a> {
+    /// What is evaluated, with the session's current weights.
     pub model: &'a dyn Model,
     /// Begins the metrics of an evaluation.
     pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
+    /// Starts a pass over the validation set.
     pub batches: Box<EvalBatches<'a>>,
+    /// The cadence, and the delay before it.
     pub times: EvaluationTimes,
 }
 

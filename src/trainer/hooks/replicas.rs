@@ -10,7 +10,9 @@ use xtrain_models::ParameterSpec;
 
 /// Compares the replicas at its cadence, and after the last step.
 pub struct ReplicaCheckHook {
+    /// What is compared, bit for bit.
     pub parameters: Vec<ParameterSpec>,
+    /// When it is compared.
     pub cadence: Cadence,
 }
 

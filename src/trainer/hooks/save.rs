@@ -31,10 +31,12 @@ use xtrain_graphs::DType;
 
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
+    /// The content of `config.json`.
     pub config: Map<String, Value>,
     /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`,
     /// and what is remembered of the data.
     pub files: Vec<(String, Vec<u8>)>,
+    /// Names of the parameters, in the order of the model's list.
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
@@ -209,7 +211,9 @@ impl Drop for Background {
 
 /// Where and when checkpoints are saved, and how.
 pub struct SaveSettings {
+    /// Where the `checkpoint-N` directories are made.
     pub output_dir: PathBuf,
+    /// When checkpoints are saved.
     pub cadence: Cadence,
     /// Keep only the N newest `checkpoint-N` directories, and the best one.
     pub total_limit: Option<usize>,
@@ -222,16 +226,19 @@ pub struct SaveSettings {
 
 /// Saves checkpoints at their cadence, and one when a signal asks for the end.
 pub struct SaveHook<'a> {
+    /// Where, when and how.
     pub settings: SaveSettings,
     /// When evaluations decide which step is the best.
     pub evaluations: EvaluationTimes,
     /// What `trainer_state.json` says of the run at each of its steps.
     pub trainer_state: TrainerState,
+    /// The files that every checkpoint has besides tensors.
     pub model: &'a SavedModel,
     /// Names of the optimizer's state; none where the model is saved alone.
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
+    /// The signal that asks for the end, if signals are taken over.
     pub interrupt: Option<Interrupt>,
     /// Whether this process writes; others of the run only take part in what is decided.
     pub writes: bool,

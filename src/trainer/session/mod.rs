@@ -129,6 +129,7 @@ impl Session {
         self.sequence_parallel = wanted;
     }
 
+    /// Sizes of the axes over which the session's devices are laid out.
     pub fn mesh(&self) -> Mesh {
         self.mesh
     }
@@ -138,18 +139,22 @@ impl Session {
         self.placements = placements;
     }
 
+    /// How the state is sharded.
     pub fn placements(&self) -> &Placements {
         &self.placements
     }
 
+    /// The PJRT client of the devices.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
+    /// The cache of compiled graphs.
     pub fn cache(&self) -> &GraphCache {
         &self.cache
     }
 
+    /// The cache of compiled graphs, to look up and compile.
     pub fn cache_mut(&mut self) -> &mut GraphCache {
         &mut self.cache
     }

@@ -215,7 +215,9 @@ pub fn load_with_head(
 /// State of a run besides the parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExtraState {
+    /// Its name in the session and in checkpoints.
     pub name: String,
+    /// Dimensions and element type of the whole.
     pub shape: Shape,
     /// What every element is at the start of a run; `None`: master copies, which are placed with
     /// the weights.
@@ -251,8 +253,11 @@ pub fn set_extra_state(
 
 /// A value read back from the device.
 pub struct HostTensor {
+    /// The state's name.
     pub name: String,
+    /// Dimensions and element type of the whole.
     pub shape: Shape,
+    /// Dense and row-major, little-endian.
     pub bytes: Vec<u8>,
 }
 

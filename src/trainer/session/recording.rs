@@ -103,6 +103,7 @@ pub struct Recording<'s> {
 /// What a step left to read, and where its time went.
 pub struct StepOutputs {
     fetched: BTreeMap<String, Buffers>,
+    /// What the host spent on recording, looking up, compiling and waiting.
     pub host_time: HostTime,
 }
 
@@ -177,6 +178,7 @@ impl EachReplica {
 }
 
 impl Recording<'_> {
+    /// What tensors are recorded in, for operations that begin without one.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }
