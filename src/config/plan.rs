@@ -24,27 +24,44 @@ use xtrain_graphs::DType;
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
+    /// Trains, and what the flags add to that.
     Train(RunPlan),
+    /// Evaluates a model.
     Eval(RunPlan),
+    /// Labels the rows of files.
     Predict(PredictPlan),
+    /// Continues prompts.
     Generate(GeneratePlan),
+    /// Measures steps over random tokens.
     Bench(BenchPlan),
+    /// Checks a device and its software.
     Doctor(DoctorPlan),
+    /// Watches running runs.
     Top(TopPlan),
+    /// Writes a report of finished runs.
     Report(ReportPlan),
+    /// Starts the processes of a job.
     Launch(LaunchSettings),
+    /// Repeats a command at several degrees.
     Scaling(ScalingPlan),
+    /// Repeats a command with several values of flags.
     Sweep(SweepPlan),
+    /// Trains a small model of its own.
     Quickstart(QuickstartPlan),
+    /// Compiles a run's graphs ahead.
     Compile(CompilePlan),
+    /// Finds the largest batch that fits.
     Fit(FitPlan),
+    /// Looks into the cache of compiled graphs, or changes it.
     Cache(CachePlan),
 }
 
 /// Which device, and how it is opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePlan {
+    /// Which kind of device.
     pub kind: Device,
+    /// Plugin, threads, memory and compiler options.
     pub settings: DeviceSettings,
 }
 
@@ -52,12 +69,16 @@ pub struct DevicePlan {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
     /// Configuration and weights from a Hugging Face directory.
-    Pretrained { directory: PathBuf },
+    Pretrained {
+        /// Its local path.
+        directory: PathBuf,
+    },
     /// Random weights.
     Scratch {
         /// What `--model_type` says, if it was given: a configuration file that says otherwise is
         /// an error.
         model_type: Option<String>,
+        /// The configuration that `overrides` are laid over.
         config: ConfigSource,
         /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names
         /// and types are the model's to check.
@@ -74,6 +95,7 @@ pub struct TokenizerSource {
     pub lower_case: Option<bool>,
 }
 
+/// Where a new model's configuration comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigSource {
     /// What a new model of this `model_type` starts from.
@@ -102,18 +124,23 @@ pub struct TrainSettings {
     pub checkpointing: Checkpointing,
     /// When replicas are compared.
     pub replica_check: Cadence,
+    /// Update rule, hyperparameters and learning-rate schedule.
     pub optimizer: OptimizerSettings,
     /// Of the matmuls of training steps.
     pub precision: Precision,
     /// Of those of evaluations.
     pub eval_precision: Precision,
+    /// When steps are logged.
     pub logging: Cadence,
+    /// When checkpoints are saved.
     pub save: Cadence,
+    /// When the model is evaluated.
     pub eval: Cadence,
     /// The element type of the finished model's weights; `None`: what was loaded.
     pub save_dtype: Option<DType>,
     /// Which evaluation is the best one, if that is asked for.
     pub best: Option<BestRule>,
+    /// In which order training sees the examples.
     pub example_order: ExampleOrder,
 }
 
@@ -136,14 +163,21 @@ pub struct RunPlan {
     pub verb: &'static str,
     /// Every setting by its flag's name, as typed or by default; secrets left out.
     pub settings: BTreeMap<&'static str, String>,
+    /// Where the graphs run.
     pub device: DevicePlan,
     /// A GPU to compile for, which need not be attached; only where nothing runs.
     pub target: Option<Gpu>,
+    /// Where compiled graphs are kept.
     pub cache: CacheSettings,
+    /// The model's configuration and weights.
     pub model: ModelSource,
+    /// What turns text into ids.
     pub tokenizer: TokenizerSource,
+    /// What is learned, and from which data.
     pub task: TaskPlan,
+    /// How it is trained.
     pub train: TrainSettings,
+    /// Train at all; an evaluation or a prediction alone does not.
     pub do_train: bool,
     /// Evaluate once at the end; always true when `train.eval` says to evaluate during training.
     pub do_eval: bool,
@@ -170,9 +204,11 @@ pub struct RunPlan {
 /// `--report_to`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerPlan {
+    /// Which trackers; empty: none.
     pub names: Vec<TrackerName>,
     /// Of event files; `None`: below the output directory.
     pub logging_dir: Option<PathBuf>,
+    /// Under which name they list the run.
     pub run_name: String,
 }
 
@@ -185,6 +221,7 @@ pub struct PushPlan {
     pub name: String,
     /// Of a new repository; `None`: as the account has it.
     pub private: Option<bool>,
+    /// When something is pushed.
     pub strategy: HubStrategy,
     /// Push a checkpoint although the last push is not done.
     pub always: bool,
@@ -195,6 +232,7 @@ pub struct PushPlan {
 /// `--compare_meshes`; there is a memory to be held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshComparison {
+    /// The number of devices; every mesh has as many.
     pub devices: usize,
     /// Degrees that were given, which stay as they are: data, shard, tensor, pipeline.
     pub given: [Option<usize>; 4],
@@ -203,6 +241,7 @@ pub struct MeshComparison {
 /// `xtrain compile clm`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompilePlan {
+    /// The run whose graphs are compiled.
     pub train: RunPlan,
     /// Graphs to compile at the same time.
     pub jobs: usize,
@@ -215,9 +254,11 @@ pub struct CompilePlan {
 /// `xtrain fit clm`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitPlan {
+    /// The run, with a batch size of 1.
     pub train: RunPlan,
     /// A learning rate and the examples per step that it suits.
     pub scale_from: Option<(f64, u64)>,
+    /// Print one JSON object.
     pub json: bool,
 }
 
@@ -231,6 +272,7 @@ impl RunPlan {
 /// `xtrain predict`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictPlan {
+    /// The model and the files to label.
     pub run: RunPlan,
     /// `None`: standard output.
     pub output_file: Option<PathBuf>,
@@ -241,27 +283,38 @@ pub struct PredictPlan {
 /// `xtrain generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratePlan {
+    /// Where the graphs run.
     pub device: DevicePlan,
+    /// Where compiled graphs are kept.
     pub cache: CacheSettings,
+    /// The model's directory.
     pub model: PathBuf,
+    /// A directory with the tokenizer's files, or a `tokenizer.json`.
     pub tokenizer: PathBuf,
+    /// What is continued.
     pub prompts: PromptSource,
+    /// How it is continued.
     pub generation: GenerationFlags,
     /// Continuations of each prompt.
     pub num_return_sequences: usize,
+    /// Of the sampler.
     pub seed: u64,
+    /// Precision and mesh; nothing is trained.
     pub train: TrainSettings,
 }
 
 /// What is continued.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptSource {
+    /// One prompt.
     Text(String),
     /// Each of its lines.
     File(PathBuf),
     /// A conversation: a first message, or what is typed.
     Chat {
+        /// The first message; `None`: messages are typed.
         message: Option<String>,
+        /// The system message before it.
         system: Option<String>,
     },
 }
@@ -269,12 +322,19 @@ pub enum PromptSource {
 /// The sampling flags that were given; generation_config.json has the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationFlags {
+    /// Tokens of a continuation at most.
     pub max_new_tokens: Option<usize>,
+    /// Draw tokens, rather than taking the likeliest.
     pub do_sample: Option<bool>,
+    /// What logits are divided by.
     pub temperature: Option<f64>,
+    /// Draw among this many likeliest tokens.
     pub top_k: Option<usize>,
+    /// Draw among the likeliest tokens that together have this probability.
     pub top_p: Option<f64>,
+    /// Draw among tokens with at least this share of the likeliest one's probability.
     pub min_p: Option<f64>,
+    /// What logits of tokens that occurred are divided by.
     pub repetition_penalty: Option<f64>,
     /// Empty: none was named.
     pub stop_strings: Vec<String>,
@@ -283,17 +343,27 @@ pub struct GenerationFlags {
 /// `xtrain bench`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchPlan {
+    /// Where the graphs run.
     pub device: DevicePlan,
+    /// Where compiled graphs are kept.
     pub cache: CacheSettings,
+    /// The model, usually with random weights.
     pub model: ModelSource,
+    /// Optimizer, precision and mesh.
     pub train: TrainSettings,
     /// Examples of each replica.
     pub batch: usize,
+    /// Tokens of an example.
     pub seq: usize,
+    /// Steps that are measured.
     pub steps: usize,
+    /// Steps before those.
     pub warmup: usize,
+    /// The model's rates of dropout.
     pub dropout: f64,
+    /// Print where the time goes, by part of the model and kind of operation.
     pub profile: bool,
+    /// Print one JSON object.
     pub json: bool,
 }
 
@@ -318,12 +388,14 @@ pub struct ScalingPlan {
     pub plot: Option<PathBuf>,
     /// A page to write.
     pub html: Option<PathBuf>,
+    /// Print one JSON object.
     pub json: bool,
 }
 
 /// The command at one degree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledRun {
+    /// The degree of the axis that grows.
     pub degree: usize,
     /// Processes that share it.
     pub processes: usize,
@@ -333,6 +405,7 @@ pub struct ScaledRun {
     pub max_steps: Option<u64>,
     /// In one microbatch.
     pub examples_per_device: usize,
+    /// In an optimizer step of all devices.
     pub examples_per_step: usize,
     /// The command line of one process, without the program.
     pub words: Vec<String>,
@@ -361,9 +434,11 @@ pub struct SweptRun {
 /// `xtrain doctor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoctorPlan {
+    /// Which device is checked.
     pub device: DevicePlan,
     /// For a device whose host cannot lower graphs; elsewhere everything is compiled anew.
     pub cache: CacheSettings,
+    /// Print one JSON object.
     pub json: bool,
 }
 
@@ -374,6 +449,7 @@ pub struct TopPlan {
     pub output_dirs: Vec<PathBuf>,
     /// Print once and end; else draw until the user ends it.
     pub once: bool,
+    /// Print JSON.
     pub json: bool,
     /// Where neuron-monitor writes, if the user named it.
     pub neuron_monitor: Option<PathBuf>,
@@ -386,35 +462,48 @@ pub struct ReportPlan {
     pub runs: Vec<PathBuf>,
     /// The place of the baseline among them.
     pub baseline: usize,
+    /// Of one instance; `None`: no costs.
     pub price_per_hour: Option<f64>,
+    /// What is written.
     pub formats: Vec<ReportFormat>,
     /// `None`: by the formats.
     pub output: Option<PathBuf>,
+    /// Compare the losses of two runs; no page is written.
     pub compare_losses: Option<LossComparison>,
+    /// Print one JSON object.
     pub json: bool,
 }
 
 /// `xtrain report --compare_losses`, with the bounds beyond which it fails.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossComparison {
+    /// What steps of the two runs are paired by.
     pub align: Alignment,
+    /// Steps of the running mean that is compared.
     pub window: usize,
+    /// The largest difference allowed, as a share.
     pub largest: Option<f64>,
+    /// The largest mean difference allowed, as a share.
     pub mean: Option<f64>,
+    /// The largest difference of running means allowed, as a share.
     pub smoothed: Option<f64>,
 }
 
 /// `xtrain quickstart`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuickstartPlan {
+    /// Where the graphs run.
     pub device: DevicePlan,
+    /// Where compiled graphs are kept.
     pub cache: CacheSettings,
     /// Replaced as the run goes on if it is the command's own default; a directory that the user
     /// named was seen to be empty, or may be overwritten.
     pub output_dir: PathBuf,
+    /// Of weights, order and dropout.
     pub seed: u64,
     /// `None`: as many as make a convincing sample in under five minutes on two cores.
     pub max_steps: Option<u64>,
+    /// Draw nothing on the terminal.
     pub disable_tqdm: bool,
 }
 
@@ -423,54 +512,79 @@ pub struct QuickstartPlan {
 pub struct CachePlan {
     /// Where the compiled graphs are.
     pub dir: PathBuf,
+    /// What is done.
     pub action: CacheAction,
 }
 
 /// What to do with the cache. Ids are as typed: the start of an entry's id.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CacheAction {
+    /// Lists the entries.
     List {
+        /// As JSON.
         json: bool,
     },
+    /// Prints an entry.
     Show {
+        /// The entry.
         id: String,
+        /// What is printed of it.
         form: ShowForm,
     },
     /// What `newer` has that `older` has not; without `older`, the nearest entry that was stored
     /// before.
     Explain {
+        /// The entry that is compared with; `None`: the nearest one.
         older: Option<String>,
+        /// The entry that had to be compiled.
         newer: String,
     },
     /// These, or all if there are none; those of this device are loaded.
     Verify {
+        /// The entries; empty: all.
         ids: Vec<String>,
+        /// The device that loads its own.
         device: DevicePlan,
     },
+    /// Removes entries.
     Prune(PruneRules),
     /// These, or all if there are none.
     Export {
+        /// The archive to write.
         file: PathBuf,
+        /// The entries; empty: all.
         ids: Vec<String>,
         /// What was compiled stays here.
         modules_only: bool,
     },
+    /// Takes an archive's entries in.
     Import {
+        /// The archive to read.
         file: PathBuf,
     },
+    /// Prints the cache's directory.
     Path,
+    /// Prints what it has and what it has saved.
     Stats {
+        /// As JSON.
         json: bool,
     },
 }
 
+/// What `cache show` prints of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShowForm {
+    /// Sizes, keys and where it came from.
     Text,
+    /// The same as JSON.
     Json,
+    /// The module as it was given to the compiler, as HLO text.
     Hlo,
+    /// The module as the compiler optimized it, as HLO text.
     OptimizedHlo,
+    /// The module as StableHLO text.
     StableHlo,
+    /// What the device's memory is for at the graph's peak.
     Memory,
 }
 
@@ -481,7 +595,10 @@ pub struct PruneRules {
     pub older_than: Option<f64>,
     /// Bytes that the rest may have.
     pub max_size: Option<u64>,
+    /// Only entries for devices whose name starts with this; `None`: all.
     pub device: Option<String>,
+    /// Entries that this build never loads: other XLA version, lowering or format.
     pub stale_compiler: bool,
+    /// Only list what would be removed.
     pub dry_run: bool,
 }

@@ -99,6 +99,9 @@ impl BatchForm {
     }
 
     /// Uploads a host batch; runs in the loader's threads, ahead of the step.
+    ///
+    /// # Errors
+    /// If the device refuses the upload, or its memory is full.
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (all_rows, tokens) = batch.input_ids.dim();
         let shards = self.mesh.batch_shards();
@@ -165,6 +168,9 @@ impl BatchForm {
     }
 
     /// Batches on the device, prepared by `workers` threads ahead of the step.
+    ///
+    /// # Errors
+    /// If a batch cannot be prepared or uploaded; later items are errors of later batches.
     pub fn device_batches(
         &self,
         client: &Client,
@@ -179,6 +185,9 @@ impl BatchForm {
 
     /// Batches of a stream, `rows` rows each, read from a position on; the first has the number
     /// `number`. Each comes with the position after it.
+    ///
+    /// # Errors
+    /// If the position is not in the stream, or a batch cannot be read or uploaded.
     pub fn stream_batches(
         &self,
         client: &Client,
@@ -197,6 +206,9 @@ impl BatchForm {
     }
 
     /// One pass over a set, in order, `batch_size` rows a replica, the last batch padded.
+    ///
+    /// # Errors
+    /// If a batch cannot be prepared or uploaded.
     pub fn one_pass(
         &self,
         client: &Client,

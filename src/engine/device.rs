@@ -15,6 +15,10 @@ use std::sync::{Arc, Once};
 
 /// Opens one device per replica, with the cache of compiled graphs, whose directory is printed once
 /// per process.
+///
+/// # Errors
+/// If the library or plugin does not open, there are too few devices, or another process of the run
+/// does not join.
 pub fn open_device(
     device: &DevicePlan,
     mesh: Mesh,
@@ -98,6 +102,9 @@ pub fn lock_output_dir(plan: &RunPlan) -> Result<Lock, Error> {
 }
 
 /// Makes the output directory and those above it.
+///
+/// # Errors
+/// If it cannot be made.
 pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir)
         .map_err(|error| {

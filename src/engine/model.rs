@@ -28,6 +28,9 @@ pub struct ModelConfig {
 impl ModelConfig {
     /// Reads the configuration that a plan names. A vocabulary that nobody chose follows the
     /// tokenizer, when there is one.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or a setting is none of the model's.
     pub fn read(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
         match source {
             ModelSource::Pretrained { directory } => {
@@ -71,6 +74,9 @@ impl ModelConfig {
     }
 
     /// The model for a task, with its weights opened and compared with what it wants.
+    ///
+    /// # Errors
+    /// If the configuration describes no model, or the weights are not its.
     pub fn build(self, task: HeadKind, head: Head) -> Result<LoadedModel, Error> {
         let model =
             xtrain_models::build(self.config, task).map_err(failed("building the model"))?;

@@ -102,6 +102,9 @@ pub fn begin_run(output_dir: &Path, resumed: Option<&Checkpoint>) -> Result<u64,
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model
 /// comes from.
+///
+/// # Errors
+/// If the output directory cannot be read.
 pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
     let source = match &plan.model {
         ModelSource::Pretrained { directory } => directory.canonicalize().ok(),

@@ -323,6 +323,9 @@ impl TaskData {
     }
 
     /// The stream to train on, if the training set is one. Its first file is opened.
+    ///
+    /// # Errors
+    /// If its first file cannot be read or lacks the columns.
     pub fn stream(&mut self) -> Result<Option<StreamSpec>, Error> {
         let Some(buffer) = self.plan.source().streaming else {
             return Ok(None);
@@ -335,6 +338,9 @@ impl TaskData {
     }
 
     /// A split's set.
+    ///
+    /// # Errors
+    /// If a file cannot be read, has no samples, or one that the task cannot use.
     pub fn set(&self, split: Split) -> Result<Set, Error> {
         let doing = match split {
             Split::Train => "preparing the training set",
@@ -346,6 +352,9 @@ impl TaskData {
 
     /// The file of predictions: its usual name and its text. `outputs` is what the model gave for
     /// each row of the test set.
+    ///
+    /// # Errors
+    /// If the test set cannot be read.
     pub fn predictions(
         &self,
         outputs: &[Vec<f32>],

@@ -32,6 +32,9 @@ pub struct Candidate {
 
 impl Candidate {
     /// The mesh of a plan. The inner error says why the model cannot be laid out on it.
+    ///
+    /// # Errors
+    /// If a step cannot be recorded.
     pub fn estimate(execution: &Execution, run: &Run) -> Result<Result<Candidate, String>, Error> {
         let (settings, model) = (&run.plan.train, &*run.loaded.model);
         let (mesh, zero1) = (execution.train.mesh, execution.train.shard_optimizer_state);

@@ -20,6 +20,9 @@ use xtrain_graphs::Target;
 pub const LEAST_CAPABILITY: u16 = 80;
 
 /// Opens NVIDIA cards through jax's plugin.
+///
+/// # Errors
+/// If there is no plugin, it does not open, or has too few cards.
 pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let path = CUDA.find(settings.plugin.as_deref())?;
     // What cannot be opened here may be found by the plugin elsewhere; if not, its own error
@@ -144,6 +147,9 @@ fn capability(text: &str) -> Option<u16> {
 }
 
 /// A card that is not attached, through the same plugin: graphs are compiled for it, and nothing runs.
+///
+/// # Errors
+/// If there is no plugin, or it has not the tools to compile for a card that is not attached.
 pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<TargetCache> {
     let path = CUDA.find(settings.plugin.as_deref())?;
     let plugin = Plugin::load(&path)?;

@@ -88,6 +88,9 @@ impl DeviceSettings {
 
     /// The processes that share the run, joined at the first call; `None` where this is the only
     /// one.
+    ///
+    /// # Errors
+    /// If one of them does not join in time.
     pub fn group(&self) -> Result<Option<Arc<ProcessGroup>>> {
         Ok(self.member.as_deref().map(ProcessGroup::join).transpose()?)
     }
@@ -101,12 +104,18 @@ impl DeviceSettings {
 }
 
 /// Opens the CPU as the mesh's devices, which share its cores.
+///
+/// # Errors
+/// If XLA's library cannot be opened, or the client not be made.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     open_cpu_among(None, mesh, cache, Library::open()?.cpu_target())
 }
 
 /// The same as one of several processes, each of which has its part of the mesh's devices, with the
 /// target that graphs are lowered for ([`DeviceSettings::cpu_target`]).
+///
+/// # Errors
+/// As [`open_cpu`].
 pub fn open_cpu_among(
     group: Option<&Arc<ProcessGroup>>,
     mesh: Mesh,
@@ -280,6 +289,9 @@ pub fn open_neuron(
 }
 
 /// AWS's plugin, of a version that needs no Python.
+///
+/// # Errors
+/// If none is found, or it is older.
 pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
     let path = NEURON.find(told)?;
     match package_version(&path, "libneuronxla") {

@@ -27,6 +27,9 @@ fn record(recording: &mut Recording, a: &Tensor, b: &Tensor, precision: Precisio
 }
 
 /// The product's graph, for compiling ahead.
+///
+/// # Errors
+/// None of its own.
 pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Result<()> {
     let (a, b) = (
         recording.feed_abstract("a", &operand_shape()),
@@ -37,6 +40,9 @@ pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Resul
 
 /// Floating-point operations per second of all replicas together, in units of 10^12. Stops
 /// measuring when `patience` is over: a bench wants the best figure, a training run wants to begin.
+///
+/// # Errors
+/// If the graph does not compile or run.
 pub fn measure_tflops(
     session: &mut Session,
     precision: Precision,

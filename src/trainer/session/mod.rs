@@ -177,6 +177,9 @@ impl Session {
 
     /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on
     /// those of the stages that hold it.
+    ///
+    /// # Errors
+    /// If `bytes` are not the shape's, or the devices' memory is full.
     pub fn set_state(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<()> {
         let (mesh, placements) = (self.mesh, &self.placements);
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); placements.count(name)];
@@ -275,6 +278,9 @@ impl Session {
     }
 
     /// Starts to read a whole value from its shards.
+    ///
+    /// # Errors
+    /// If there is no state of this name, or a shard of it is in another process.
     pub fn start_download(&self, name: &str) -> Result<StateDownload> {
         let no_state = || Error::NoState {
             name: name.to_string(),
@@ -308,6 +314,9 @@ impl Session {
     }
 
     /// The bytes and shape of a whole value; waits for the devices.
+    ///
+    /// # Errors
+    /// As [`Session::start_download`], or if the step that computes it failed.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         self.start_download(name)?.wait(self)
     }
@@ -324,6 +333,9 @@ impl Session {
     }
 
     /// The same value for every device.
+    ///
+    /// # Errors
+    /// If `bytes` are not the shape's, or the devices' memory is full.
     pub fn upload(&self, bytes: &[u8], shape: &Shape) -> Result<Buffers> {
         self.upload_each(shape, |_| bytes)
     }
@@ -375,6 +387,9 @@ impl StateDownload {
     }
 
     /// Its bytes and shape; `session` is the one that started it.
+    ///
+    /// # Errors
+    /// If the step that computes it failed.
     pub fn wait(self, session: &Session) -> Result<(Vec<u8>, Shape)> {
         let StateDownload { name, held, shards } = self;
         let placements = session.placements();

@@ -28,6 +28,9 @@ pub fn parameter_shape(parameter: &ParameterSpec, dtype: DType) -> Shape {
 
 /// Fills every parameter anew, as the model wants it. Each value depends on the seed, the
 /// parameter's name and its place only.
+///
+/// # Errors
+/// If the devices' memory is full.
 pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64) -> Result<()> {
     for parameter in parameters {
         let values = initial_values(parameter, seed);
@@ -128,6 +131,9 @@ impl Fit {
 /// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows,
 /// every parameter must be there in its shape, and a tensor that no model of the family has is an
 /// error too; all are listed. Reads names and shapes only.
+///
+/// # Errors
+/// If a parameter is missing or has another shape, or a tensor is none of the family's.
 pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
     let mut fit = Fit {
         stored: BTreeMap::new(),
@@ -176,12 +182,19 @@ pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
 }
 
 /// Uploads a checkpoint's weights, all of them as they were saved.
+///
+/// # Errors
+/// As [`load_with_head`].
 pub fn load(session: &mut Session, model: &dyn Model, weights: &Weights) -> Result<()> {
     load_with_head(session, model, weights, (Head::Saved, 0))
 }
 
 /// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only
 /// ever gives NaNs. What starts anew does so from the seed, as in [`initialize`].
+///
+/// # Errors
+/// If they do not fit, a value is not finite, a file cannot be read, or the devices' memory is
+/// full.
 pub fn load_with_head(
     session: &mut Session,
     model: &dyn Model,
@@ -227,6 +240,9 @@ pub struct ExtraState {
 }
 
 /// Uploads other named state: what `saved` has of it, the initial value elsewhere.
+///
+/// # Errors
+/// If what is saved has another shape or cannot be read, or the devices' memory is full.
 pub fn set_extra_state(
     session: &mut Session,
     state: &[ExtraState],
@@ -287,6 +303,9 @@ const BYTES_AHEAD: usize = 256 << 20;
 
 /// Reads named state back; waits for the devices. Where parts are in other processes, all processes
 /// have to ask for the same names, but for this function or for [`take_part_in_download`].
+///
+/// # Errors
+/// If there is no state of a name, or the step that computes it failed.
 pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTensor>> {
     let mut tensors = Vec::new();
     let mut take = |name: &str, (bytes, shape): (Vec<u8>, Shape)| {
@@ -333,6 +352,9 @@ pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTenso
 }
 
 /// What a process does while another one calls [`download`].
+///
+/// # Errors
+/// As [`download`].
 pub fn take_part_in_download(session: &mut Session, names: &[String]) -> Result<()> {
     for together in together(session, names) {
         session.gather(&together)?;

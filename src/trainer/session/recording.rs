@@ -16,6 +16,9 @@ use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, StageGuard, Tenso
 impl Session {
     /// Puts those values together on the devices of which other processes hold parts, all of which
     /// have to do the same; `None` if there are none.
+    ///
+    /// # Errors
+    /// If the collective cannot be compiled or run.
     pub fn gather(&mut self, names: &[&str]) -> Result<Option<StepOutputs>> {
         let elsewhere: Vec<&str> = names
             .iter()
@@ -142,6 +145,9 @@ impl StepOutputs {
     }
 
     /// Starts reading what [`Recording::fetch_each`] fetched.
+    ///
+    /// # Errors
+    /// If the buffer cannot be read.
     pub fn start_reading_each(&self, name: &str) -> Result<EachReplica> {
         let buffers = self.replicas(name);
         // A table has all the rows, and so has every replica's; otherwise each buffer is a row.
@@ -168,6 +174,9 @@ pub struct EachReplica {
 
 impl EachReplica {
     /// The vectors in the order of replicas; waits for the devices.
+    ///
+    /// # Errors
+    /// If the step failed.
     pub fn wait(self) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::new();
         for part in self.parts {
@@ -207,6 +216,9 @@ impl Recording<'_> {
 
     /// The device state of this name, as it is when the step starts: floats as f32, whatever they
     /// are held in.
+    ///
+    /// # Errors
+    /// If there is no state of this name.
     #[track_caller]
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
         let held = self.held(name)?;
@@ -283,11 +295,17 @@ impl Recording<'_> {
     }
 
     /// A small host value of this step, the same for every replica.
+    ///
+    /// # Errors
+    /// If the device refuses the upload.
     pub fn feed_host(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<Tensor> {
         self.feed_host_each(name, shape, |_| bytes)
     }
 
     /// A small host value of this step for each replica, by its number.
+    ///
+    /// # Errors
+    /// If the device refuses the upload, or a value has not the shape's bytes.
     pub fn feed_host_each<'b>(
         &mut self,
         name: &str,
@@ -308,6 +326,9 @@ impl Recording<'_> {
     }
 
     /// `tensor` rounded to the element type that the state of this name is held in.
+    ///
+    /// # Errors
+    /// If there is no state of this name.
     #[track_caller]
     pub fn as_held(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor> {
         Ok(tensor.convert(self.held(name)?.dtype())?)
@@ -316,6 +337,9 @@ impl Recording<'_> {
     /// Stores `tensor` as the state of this name when the step ends, rounded to what that is held
     /// in. The old value must be part of
     /// the step, so that its memory is donated to the new one.
+    ///
+    /// # Errors
+    /// If there is no state of this name, or `tensor` is of another recording.
     #[track_caller]
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let held = self.as_held(name, tensor)?;
@@ -331,6 +355,9 @@ impl Recording<'_> {
     /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after
     /// the step, on every process ([`StepOutputs::start_reading_each`]). Those of other processes come
     /// through a table in which each replica fills its own row: adding zeros up changes no bit.
+    ///
+    /// # Errors
+    /// If `tensor` is no vector of f32.
     pub fn fetch_each(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if !self.session.is_spread() {
             self.fetch(name, tensor);
@@ -365,6 +392,9 @@ impl Recording<'_> {
 
     /// Cuts the recording into the graphs that it is made of, in its precision, without running
     /// them: one, or those of each stage of a pipeline in an order in which they can run.
+    ///
+    /// # Errors
+    /// If an assigned state has another shape, or the graph cannot be partitioned for the mesh.
     pub fn cut(&self, name: &str) -> Result<Vec<Graph>> {
         Ok(self
             .parts(name)?
@@ -408,6 +438,10 @@ impl Recording<'_> {
     /// Cuts the recording, compiles its graphs if they are new, and starts them on the devices.
     /// Returns at once; assigned state takes its new value, fetched values become readable when the
     /// devices get there.
+    ///
+    /// # Errors
+    /// If a graph cannot be partitioned, lowered, compiled or started. What fails on the devices
+    /// later is an error where a value is read.
     pub fn mark_step(self, name: &str) -> Result<StepOutputs> {
         let (session, microbatch, started) = self.microbatch(name)?;
         let mut microbatches = std::mem::take(&mut session.waiting);
@@ -420,6 +454,9 @@ impl Recording<'_> {
 
     /// The same for a microbatch that another follows. The stages of a pipeline wait until
     /// [`Recording::mark_step`] ends the step, and take its microbatches together.
+    ///
+    /// # Errors
+    /// As [`Recording::mark_step`].
     pub fn mark_microbatch(self, name: &str) -> Result<StepOutputs> {
         if self.session.mesh.stage == 1 {
             return self.mark_step(name);

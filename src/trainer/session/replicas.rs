@@ -26,6 +26,9 @@ pub fn have_equals(mesh: Mesh, placements: &Placements) -> bool {
 }
 
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
+///
+/// # Errors
+/// If a parameter was never set.
 pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<()> {
     recording.over_parts();
     let parameters = &held(recording.placements(), parameters);

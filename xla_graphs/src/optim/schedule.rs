@@ -222,7 +222,7 @@ pub enum ScheduleKind {
         fall: Curve,
         /// Share of the peak at both ends (`min_lr_ratio`).
         floor: f64,
-        /// Waves of a [`Curve::Cosine`]; a half ends at the floor.
+        /// Waves of a cosine; a half ends at the floor.
         cycles: f64,
     },
     /// The peak, until evaluations decide otherwise ([`Plateau`](super::Plateau)).

@@ -38,7 +38,7 @@ use stages::{Pipeline, StageGraph};
 /// How a run executes what is recorded.
 #[derive(Clone, Copy, Default)]
 pub struct Execution<'a> {
-    /// The element type of matmuls ([`autocast`]).
+    /// The element type of matmuls (`autocast.rs`).
     pub precision: Precision,
     /// Tensor parallelism.
     pub partition: Option<&'a Partition>,
