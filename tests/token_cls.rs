@@ -109,6 +109,30 @@ fn words_are_labelled_scored_and_written_as_they_came() {
         }
     }
 
+    // By kind of entity, under run_ner's names: the scores of all kinds have another name then.
+    let by_kind = result(&bench.run(
+        "eval token-cls --json --disable_tqdm --model_name_or_path out --validation_file valid.conll --max_seq_length 48 \
+         --return_entity_level_metrics",
+    ));
+    for key in ["precision", "recall", "f1", "accuracy"] {
+        assert_eq!(
+            by_kind[format!("eval_overall_{key}")],
+            scores[format!("eval_{key}")]
+        );
+        assert_eq!(by_kind[format!("eval_{key}")], Value::Null);
+    }
+    for kind in ["PER", "LOC", "ORG"] {
+        let begins = format!("B-{kind}");
+        let sentences = sentences(320..380);
+        let labels = sentences.iter().flatten().map(|(_, label)| label);
+        let count = labels.filter(|label| **label == begins).count();
+        assert_eq!(by_kind[format!("eval_{kind}_number")], json!(count));
+        let of = |score: &str| by_kind[format!("eval_{kind}_{score}")].as_f64().unwrap();
+        let (precision, recall) = (of("precision"), of("recall"));
+        let f1 = 2.0 * precision * recall / (precision + recall);
+        assert!((of("f1") - f1).abs() < 1e-12, "{by_kind}");
+    }
+
     // Predictions: every word of every sentence, in the form of the file that asked for them.
     let predict = |file: &str| {
         let run = bench.run(&format!(

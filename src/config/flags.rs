@@ -534,6 +534,9 @@ Evaluation {
     /// Evaluate the loss alone (language models: with the perplexity), not the task's metrics; faster.
     /// With do_predict they are computed all the same
     prediction_loss_only: bool = "false", TRAIN_EVAL, shapes graphs;
+    /// The scores of each kind of entity too, as eval_PER_f1, with those of all named as
+    /// eval_overall_f1
+    return_entity_level_metrics: bool = "false", TOKEN_CLS;
     /// Include the texts in the CSV file
     include_text: bool = "false", PREDICT_CLS;
 }
@@ -783,9 +786,6 @@ EVAL {
 }
 LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
-}
-TOKEN_CLS {
-    return_entity_level_metrics: ANYWAY, "only the scores over all kinds of entities together are computed";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

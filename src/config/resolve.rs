@@ -392,6 +392,7 @@ fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             padding: padding(flags, *flags.pad_to_max_length),
             labels: flags.labels.clone(),
             label_all_tokens: *flags.label_all_tokens,
+            entity_level_metrics: *flags.return_entity_level_metrics,
         }),
     }
 }

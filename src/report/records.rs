@@ -150,6 +150,11 @@ fn whole(key: &'static str, value: u64) -> Field {
     }
 }
 
+/// Whether a metric is a count: seqeval's number of entities of a kind.
+fn is_number(name: &str) -> bool {
+    name.ends_with("_number")
+}
+
 const fn exact(key: &'static str, value: f64) -> Field {
     Field {
         key: Cow::Borrowed(key),
@@ -202,6 +207,7 @@ impl Record {
                 let mut fields = vec![exact("eval_loss", r.loss)];
                 fields.extend(r.metrics.iter().map(|(name, value)| Field {
                     key: Cow::Owned(format!("eval_{name}")),
+                    whole: is_number(name),
                     ..exact("", *value)
                 }));
                 fields.extend([
@@ -267,10 +273,10 @@ impl Record {
                 // One after the training has no step of its own.
                 let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
                 let mut parts = vec![head, format!("loss {:.4}", r.loss)];
-                let named = r
-                    .metrics
-                    .iter()
-                    .map(|(name, value)| format!("{name} {value:.4}"));
+                let named = r.metrics.iter().map(|(name, value)| match is_number(name) {
+                    true => format!("{name} {value}"),
+                    false => format!("{name} {value:.4}"),
+                });
                 parts.extend(named);
                 parts.extend(r.perplexity.map(|value| format!("perplexity {value:.2}")));
                 let rate = rate(r.samples, r.runtime);

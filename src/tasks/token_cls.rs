@@ -2,7 +2,7 @@
 //! first piece is labelled; seqeval's precision, recall and F1 over the entities that the labels
 //! spell.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -51,6 +51,8 @@ pub struct TokenClsDataSettings {
     /// Every piece of a word has its label (`I-X` after a first piece with `B-X`), not the first
     /// alone.
     pub label_all_tokens: bool,
+    /// The scores of each kind of entity beside those of all, under run_ner's names.
+    pub entity_level_metrics: bool,
 }
 
 impl Task for TokenClsDataSettings {
@@ -137,6 +139,7 @@ impl Task for TokenClsDataSettings {
         let names = labels.map_or(&[][..], LabelMap::names);
         Box::new(Entities {
             names: names.to_vec(),
+            by_kind: self.entity_level_metrics,
             ..Entities::default()
         })
     }
@@ -493,14 +496,34 @@ impl Recipe for LabelledWords {
     }
 }
 
+/// Entities of a kind: predicted and true, predicted, and true.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    both: usize,
+    predicted: usize,
+    labelled: usize,
+}
+
+impl Counts {
+    /// Precision, recall and F1; 0 where there is nothing to divide by, as seqeval has it.
+    fn scores(&self) -> [(&'static str, f64); 3] {
+        let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
+        [
+            ("precision", share(self.both, self.predicted)),
+            ("recall", share(self.both, self.labelled)),
+            ("f1", 2.0 * share(self.both, self.predicted + self.labelled)),
+        ]
+    }
+}
+
 /// seqeval's scores in its default mode, over the entities of all sentences together.
 #[derive(Debug, Default)]
 struct Entities {
     names: Vec<String>,
-    /// Entities that are predicted and true, predicted, and true.
-    both: usize,
-    predicted: usize,
-    labelled: usize,
+    /// See [`TokenClsDataSettings::entity_level_metrics`].
+    by_kind: bool,
+    /// The kinds that occur, sorted.
+    kinds: BTreeMap<String, Counts>,
     /// Labels that are right, and all of them.
     right: usize,
     tokens: usize,
@@ -512,11 +535,27 @@ impl Entities {
     fn add_sentence(&mut self, truth: &[usize], predicted: &[usize]) {
         let names = |ids: &[usize]| entities(ids.iter().map(|id| self.names[*id].as_str()));
         let (labelled, found) = (names(truth), names(predicted));
-        self.both += labelled.intersection(&found).count();
-        self.labelled += labelled.len();
-        self.predicted += found.len();
+        for entity in &labelled {
+            let counts = self.kinds.entry(entity.0.clone()).or_default();
+            counts.labelled += 1;
+            counts.both += usize::from(found.contains(entity));
+        }
+        for (kind, ..) in found {
+            self.kinds.entry(kind).or_default().predicted += 1;
+        }
         self.right += truth.iter().zip(predicted).filter(|(a, b)| a == b).count();
         self.tokens += truth.len();
+    }
+
+    /// The entities of all kinds together.
+    fn total(&self) -> Counts {
+        let mut total = Counts::default();
+        for counts in self.kinds.values() {
+            total.both += counts.both;
+            total.predicted += counts.predicted;
+            total.labelled += counts.labelled;
+        }
+        total
     }
 }
 
@@ -538,24 +577,57 @@ impl Metrics for Entities {
     }
 
     fn values(&self, _labels: f64) -> Vec<(String, f64)> {
-        // Where nothing is to be divided by, seqeval gives 0.
-        let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
-        let (precision, recall) = (
-            share(self.both, self.predicted),
-            share(self.both, self.labelled),
+        let mut values = Vec::new();
+        if self.by_kind {
+            for (kind, counts) in &self.kinds {
+                let scores = counts.scores();
+                values.extend(scores.map(|(score, value)| (format!("{kind}_{score}"), value)));
+                values.push((format!("{kind}_number"), counts.labelled as f64));
+            }
+        }
+        let accuracy = self.right as f64 / self.tokens.max(1) as f64;
+        let all = if self.by_kind { "overall_" } else { "" };
+        let scores = self.total().scores().into_iter();
+        values.extend(
+            scores
+                .chain([("accuracy", accuracy)])
+                .map(|(score, value)| (format!("{all}{score}"), value)),
         );
-        let f1 = 2.0 * share(self.both, self.predicted + self.labelled);
-        vec![
-            ("precision".into(), precision),
-            ("recall".into(), recall),
-            ("f1".into(), f1),
-            ("accuracy".into(), share(self.right, self.tokens)),
-        ]
+        values
+    }
+
+    /// Those of every kind that the labels spell, though an evaluation has only the kinds that occur.
+    fn names(&self) -> Vec<String> {
+        let kinds = self.names.iter().filter_map(|label| {
+            let (letter, kind) = parts(label);
+            (!is_outside(letter)).then(|| (kind.to_string(), Counts::default()))
+        });
+        let every = Entities {
+            by_kind: self.by_kind,
+            kinds: kinds.collect(),
+            ..Entities::default()
+        };
+        let values = every.values(0.0).into_iter().map(|(name, _)| name);
+        std::iter::once("loss".to_string()).chain(values).collect()
     }
 
     fn predictions(&mut self) -> Vec<Vec<f32>> {
         std::mem::take(&mut self.outputs)
     }
+}
+
+/// A label's letter, one of B, I, E, S, O, and its kind of entity, `_` where it names none.
+fn parts(label: &str) -> (char, &str) {
+    let mut letters = label.chars();
+    let letter = letters.next().unwrap_or('O');
+    let rest = letters.as_str();
+    let kind = rest.split_once('-').map_or(rest, |(_, kind)| kind);
+    (letter, if kind.is_empty() { "_" } else { kind })
+}
+
+/// Whether a label with this letter is no part of an entity.
+fn is_outside(letter: char) -> bool {
+    matches!(letter, 'O' | '.')
 }
 
 /// The entities that a sentence's labels spell: type, first and last word. As seqeval finds them by
@@ -567,20 +639,16 @@ fn entities<'a>(labels: impl Iterator<Item = &'a str>) -> HashSet<(String, usize
     let mut start = 0;
     let labels = labels.chain(std::iter::once("O"));
     for (i, label) in labels.enumerate() {
-        let letter = label.chars().next().unwrap_or('O');
-        let rest = &label[label.chars().next().map_or(0, char::len_utf8)..];
-        let kind = rest.split_once('-').map_or(rest, |(_, kind)| kind);
-        let kind = if kind.is_empty() { "_" } else { kind };
+        let (letter, kind) = parts(label);
         let changes = before_kind != kind;
-        let outside = |letter: char| matches!(letter, 'O' | '.');
         let ends = matches!(
             (before, letter),
             ('E' | 'S', _) | ('B' | 'I', 'B' | 'S' | 'O')
-        ) || (!outside(before) && changes);
+        ) || (!is_outside(before) && changes);
         let begins = matches!(
             (before, letter),
             (_, 'B' | 'S') | ('E' | 'S' | 'O', 'E' | 'I')
-        ) || (!outside(letter) && changes);
+        ) || (!is_outside(letter) && changes);
         if ends {
             found.insert((before_kind.to_string(), start, i - 1));
         }

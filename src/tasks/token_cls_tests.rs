@@ -20,6 +20,7 @@ fn settings(dir: &Path, files: &[PathBuf]) -> TokenClsDataSettings {
         padding: PaddingSettings::default(),
         labels: None,
         label_all_tokens: false,
+        entity_level_metrics: false,
     }
 }
 
@@ -131,6 +132,44 @@ fn equals_run_ner(dir: &Path, golden: &Path) {
             (value - wanted).abs() < 1e-12,
             "{name}: {value}, not {wanted}"
         );
+    }
+}
+
+#[test]
+fn scores_by_kind_of_entity_equal_seqevals() {
+    let cases = include_str!("../../tests/data/golden/newer/ner_entities.json");
+    let cases: Vec<Value> = serde_json::from_str(cases).unwrap();
+    assert!(cases.len() >= 18);
+    for case in &cases {
+        let strings = |value: &Value| -> Vec<String> {
+            let elements = value.as_array().unwrap().iter();
+            elements.map(|text| text.as_str().unwrap().into()).collect()
+        };
+        let names = strings(&case["labels"]);
+        let ids = |row: &Value| -> Vec<usize> {
+            let id = |label: String| names.iter().position(|name| *name == label).unwrap();
+            strings(row).into_iter().map(id).collect()
+        };
+        let mut scores = Entities {
+            names: names.clone(),
+            by_kind: true,
+            ..Entities::default()
+        };
+        let known = scores.names();
+        let truth = case["truth"].as_array().unwrap().iter();
+        for (truth, predicted) in truth.zip(case["predicted"].as_array().unwrap()) {
+            scores.add_sentence(&ids(truth), &ids(predicted));
+        }
+        let values = scores.values(0.0);
+        let wanted = case["seqeval"].as_object().unwrap();
+        let (scheme, count) = (&case["scheme"], wanted.len());
+        assert_eq!(values.len(), count, "{scheme}: {values:?}, not {wanted:?}");
+        for (name, value) in values {
+            assert!(known.contains(&name), "{name} is not in {known:?}");
+            let wanted = wanted[&name].as_f64().unwrap();
+            let error = (value - wanted).abs();
+            assert!(error < 1e-12, "{scheme} {name}: {value}, not {wanted}");
+        }
     }
 }
 

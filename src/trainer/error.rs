@@ -48,7 +48,7 @@ pub enum Error {
     BrokenWeights { path: PathBuf, tensor: String },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
-    #[error("there is no metric `{name}`; those of this task are {known}")]
+    #[error("there is no metric `{name}`; those of this evaluation are {known}")]
     NoMetric { name: String, known: String },
     #[error("a part of `{name}` is in another process, and was not fetched from there")]
     PartElsewhere { name: String },

@@ -42,7 +42,7 @@ pub trait Metrics {
         Vec::new()
     }
 
-    /// The names that [`Evaluation::metric`] knows.
+    /// The names that [`Evaluation::metric`] may know.
     fn names(&self) -> Vec<String> {
         let perplexity = self.has_perplexity().then(|| "perplexity".to_string());
         std::iter::once("loss".to_string())
@@ -71,6 +71,16 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    /// The names that [`Evaluation::metric`] knows.
+    pub fn names(&self) -> Vec<&str> {
+        let perplexity = self.perplexity.map(|_| "perplexity");
+        let metrics = self.metrics.iter().map(|(name, _)| name.as_str());
+        std::iter::once("loss")
+            .chain(perplexity)
+            .chain(metrics)
+            .collect()
+    }
+
     /// The value of a metric by its name without `eval_`, `None` if there is none such.
     pub fn metric(&self, name: &str) -> Option<f64> {
         match name {

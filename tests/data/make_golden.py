@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from seqeval.metrics import accuracy_score, classification_report, f1_score, precision_score, recall_score
 from tokenizers import Tokenizer
 from transformers import (
     MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, get_scheduler,
@@ -525,6 +525,32 @@ def make_token_pipeline(rng):
     write_json(folder / "meta.json", {"labels": names, "max_seq_length": length, "tokenizer": "wordpiece", "truth": truth, "predicted": predicted, "seqeval": scores})
 
 
+def make_entities(rng):
+    """Scores of seqeval, of all entities and of each kind, under run_ner's names with return_entity_level_metrics."""
+    cases = []
+    schemes = {
+        "iob2": ("BI", ["PER", "LOC", "ORG"], ["O"]), "iobes": ("BIES", ["PER", "LOC"], ["O"]), "iob1": ("I", ["NP", "VP"], ["O"]),
+        "names": ("BI", ["a-b", "É", "work_of art"], ["O", "."]), "no kinds": ("BIES", [""], ["O"]), "nothing": ("", [], ["O"]),
+    }
+    for scheme, (tags, kinds, outside) in schemes.items():
+        names = outside + [f"{tag}-{kind}" if kind else tag for kind in kinds for tag in tags]
+        for wrong in [0.0, 0.3, 1.0]:
+            truth = [[rng.choice(names) for _ in range(rng.randint(1, 12))] for _ in range(rng.choice([1, 2, 30]))]
+            predicted = [[rng.choice(names) if rng.random() < wrong else label for label in row] for row in truth]
+            report = classification_report(truth, predicted, output_dict=True)
+            scores = {}
+            for kind, row in report.items():
+                if kind in ("macro avg", "weighted avg"):
+                    continue
+                kind = "overall" if kind == "micro avg" else kind
+                scores |= {f"{kind}_{name}": float(row[of]) for name, of in [("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")]}
+                if kind != "overall":
+                    scores[f"{kind}_number"] = int(row["support"])
+            scores["overall_accuracy"] = float(accuracy_score(truth, predicted))
+            cases.append({"scheme": scheme, "labels": names, "truth": truth, "predicted": predicted, "seqeval": scores})
+    write_json(GOLDEN / "newer/ner_entities.json", cases)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -535,6 +561,8 @@ if __name__ == "__main__":
         make_pair_pipeline(rng)
         make_token_pipeline(rng)
         make_schedules()
+    if not chosen or "entities" in chosen:
+        make_entities(random.Random(3))
     if not chosen or "sampling" in chosen:
         make_sampling(random.Random(7))
     for seed, (name, cls, config, tokens) in enumerate(CASES):

@@ -79,7 +79,7 @@ impl Hook for EvaluateHook<'_> {
         let name = run.best.as_ref().map_or("loss".to_string(), decides);
         let value = evaluation.metric(&name).ok_or_else(|| Error::NoMetric {
             name: name.clone(),
-            known: (self.metrics)().names().join(", "),
+            known: evaluation.names().join(", "),
         })?;
         if let Some(plateau) = &mut run.plateau {
             plateau.observe(value);
