@@ -6,7 +6,6 @@ use crate::report::accounting;
 use crate::report::memory;
 use crate::report::telemetry::{ProcessEvent, cpu, host, now};
 use crate::trainer::session::Session;
-use std::collections::BTreeMap;
 use xtrain_models::Model;
 
 /// The process that trains by this plan; `peak` is the devices' measured matmul peak, in units of
@@ -21,6 +20,10 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
         ("xtrain", env!("CARGO_PKG_VERSION")),
         (platform.0, platform.1),
     ];
+    // The CPU's plugin has no version of its own: it says "cpu".
+    let versions = versions
+        .into_iter()
+        .filter(|(name, version)| name != version);
     let parameters = model.parameters();
     ProcessEvent {
         time: now(),
@@ -29,9 +32,9 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
         settings: settings
             .map(|(name, value)| (name.to_string(), value.clone()))
             .collect(),
-        versions: BTreeMap::from(
-            versions.map(|(name, version)| (name.to_string(), version.to_string())),
-        ),
+        versions: versions
+            .map(|(name, version)| (name.to_string(), version.to_string()))
+            .collect(),
         host: host(),
         cpu: cpu(),
         cores: std::thread::available_parallelism().map_or(0, usize::from),

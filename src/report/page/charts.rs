@@ -2,8 +2,8 @@
 
 use super::report::{Report, time};
 use super::tables::relative;
-use crate::report::runs::Axis;
 use crate::report::runs::numbers::is_metric;
+use crate::report::runs::{Axis, DEVICE_MEMORY};
 use crate::report::svg::{Drawing, decimated, escaped, shortened, ticks};
 use crate::report::units::{bytes, count};
 use std::collections::BTreeSet;
@@ -36,6 +36,8 @@ struct Chart {
     key: String,
     title: String,
     format: fn(f64) -> String,
+    /// For a value of this size, what the numbers beside the grid are round multiples of.
+    unit: fn(f64) -> f64,
 }
 
 fn plain(value: f64) -> String {
@@ -57,11 +59,17 @@ fn size(value: f64) -> String {
     bytes(value.max(0.0) as u64)
 }
 
+/// The unit in which [`bytes`] writes such a value.
+fn size_unit(value: f64) -> f64 {
+    1024f64.powf(value.abs().max(1.0).log(1024.0).floor())
+}
+
 fn charts(report: &Report) -> Vec<Chart> {
     let chart = |key: &str, title: &str, format: fn(f64) -> String| Chart {
         key: key.into(),
         title: title.into(),
         format,
+        unit: |_| 1.0,
     };
     let keys: BTreeSet<&str> = report
         .runs
@@ -75,7 +83,10 @@ fn charts(report: &Report) -> Vec<Chart> {
         chart("learning_rate", "learning rate", plain),
         chart("grad_norm", "gradient norm", plain),
         chart("tokens_per_second", "tokens/s", count),
-        chart("device_memory_bytes", "device memory", size),
+        Chart {
+            unit: size_unit,
+            ..chart(DEVICE_MEMORY, "device memory, peak", size)
+        },
         chart("loss_scale", "loss scale", plain),
     ]);
     all.retain(|chart| keys.contains(chart.key.as_str()));
@@ -179,7 +190,9 @@ fn curve(report: &Report, chart: &Chart, axis: Axis, most: usize) -> String {
         let (width, height) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
         let x = |value: f64| LEFT + width * (value - x0) / (x1 - x0);
         let y = |value: f64| TOP + height * (1.0 - (value - y0) / (y1 - y0));
-        for tick in ticks(y0, y1, 7) {
+        let unit = (chart.unit)(y1);
+        for tick in ticks(y0 / unit, y1 / unit, 7) {
+            let tick = tick * unit;
             drawing.line((LEFT, y(tick)), (WIDTH - RIGHT, y(tick)), "class=\"g\"");
             let style = "class=\"t\" text-anchor=\"end\"";
             drawing.text(LEFT - 6.0, y(tick) + 4.0, style, &(chart.format)(tick));

@@ -12,9 +12,13 @@ const STYLE: &str = "
 @media print{:root{--lightness:38%;--fg:#000;--bg:#fff;--soft:#444;--line:#bbb;--panel:#fff}.controls{display:none}figure,tr{break-inside:avoid}}
 body{margin:0 auto;padding:1rem;max-width:1400px;font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg)}
 h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto;background:
+linear-gradient(90deg,var(--bg) 40%,transparent) 0/3rem 100% no-repeat local,linear-gradient(270deg,var(--bg) 40%,transparent) 100%/3rem 100% no-repeat local,
+linear-gradient(90deg,var(--line),transparent) 0/.8rem 100% no-repeat,linear-gradient(270deg,var(--line),transparent) 100%/.8rem 100% no-repeat}
+table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th{color:var(--soft);font-weight:600;vertical-align:bottom}td{min-width:14rem;max-width:42rem;overflow-wrap:break-word}td.n{min-width:0;white-space:nowrap}
+.scroll tr>:first-child{position:sticky;left:0;background:var(--bg)}
 p.note{color:var(--soft);font-size:.85rem;max-width:70rem;overflow-wrap:anywhere}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1rem}
 figure{margin:0;padding:.6rem;background:var(--panel);border-radius:6px;min-width:0}
@@ -23,8 +27,9 @@ svg{display:block;width:100%;height:auto;max-width:900px}svg text.t{fill:var(--s
 svg .g{stroke:var(--line)}svg polyline{fill:none;stroke-width:1.5;stroke-linejoin:round}
 svg polyline.raw{opacity:.22}
 figure svg[class]{display:none}
-@media (max-width:600px){svg{overflow:visible}svg text.t{font-size:15px}figure svg text.t{font-size:17px}}
-.controls{position:sticky;top:0;background:var(--bg);padding:.5rem 0;display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;align-items:center}
+@media (max-width:600px){svg{overflow:visible}svg text.t{font-size:15px}figure svg text.t{font-size:17px}
+th,td{padding:.25rem .4rem}td{min-width:11rem}.scroll tr>:first-child{min-width:0;max-width:8.5rem;white-space:normal}}
+.controls{position:sticky;top:0;z-index:1;background:var(--bg);padding:.5rem 0;display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;align-items:center}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.85rem;margin:.4rem 0}
 .legend i{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
 ";
@@ -132,6 +137,21 @@ pub fn plain(title: &str, intro: &str, rows: &[Vec<String>], notes: &str, drawin
     html
 }
 
+/// A name with places where a narrow screen may break its line, some ten characters apart: those of
+/// runs and settings have no spaces.
+fn breakable(name: &str) -> String {
+    let (mut text, mut piece) = (String::new(), 0);
+    for part in name.split_inclusive(['_', '=', ',']) {
+        text.push_str(&escaped(part));
+        piece += part.len();
+        if piece >= 10 {
+            text.push_str("<wbr>");
+            piece = 0;
+        }
+    }
+    text
+}
+
 fn section_html(section: &Section, drawing: &str) -> String {
     let mut html = format!("<h2>{}</h2>\n{drawing}", escaped(section.title));
     if !section.rows.is_empty() {
@@ -142,10 +162,15 @@ fn section_html(section: &Section, drawing: &str) -> String {
         html.push_str("</tr>\n");
         for row in &section.rows {
             html.push_str("<tr>");
-            for cell in row {
+            for (column, cell) in row.iter().enumerate() {
                 // Numbers and short words stay on their line.
                 let class = if cell.len() < 48 { " class=\"n\"" } else { "" };
-                let _ = write!(html, "<td{class}>{}</td>", escaped(cell));
+                let text = if column == 0 {
+                    breakable(cell)
+                } else {
+                    escaped(cell)
+                };
+                let _ = write!(html, "<td{class}>{text}</td>");
             }
             html.push_str("</tr>\n");
         }

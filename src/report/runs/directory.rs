@@ -1,7 +1,7 @@
 //! xtrain's output directory: `log.jsonl`, `telemetry.jsonl` and the results files.
 
 use super::log::{note_not_finite, number};
-use super::{GraphUse, Place, Point, Process, Run, Source, interpolated};
+use super::{DEVICE_MEMORY, GraphUse, Place, Point, Process, Run, Source, interpolated};
 use crate::report::accounting::Part;
 use crate::report::records::LOG_FILE;
 use crate::report::telemetry::{Event, ProcessEvent, StepEvent, TELEMETRY_FILE, host};
@@ -224,10 +224,9 @@ fn take_step(run: &mut Run, step: &StepEvent, before: f64) {
         .iter()
         .filter_map(|device| device.peak_bytes)
         .sum();
-    if memory > 0 {
-        add("device_memory_bytes", memory as f64);
-    }
-    if peak > 0 {
-        add("device_memory_peak_bytes", peak as f64);
+    // What is in use at a record says little: only whether the next step has begun.
+    let most = if peak > 0 { peak } else { memory };
+    if most > 0 {
+        add(DEVICE_MEMORY, most as f64);
     }
 }

@@ -70,6 +70,10 @@ impl Axis {
     }
 }
 
+/// The most memory that the devices held until a step, in bytes; of devices that do not count it,
+/// what they held then.
+pub const DEVICE_MEMORY: &str = "device_memory_bytes";
+
 /// Where in a run something was measured; NaN where that is not known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {

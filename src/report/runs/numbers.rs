@@ -1,6 +1,6 @@
 //! What follows from a run: totals, rates, time by part, cost, the metrics with their best steps.
 
-use super::{Point, Process, Run};
+use super::{DEVICE_MEMORY, Point, Process, Run};
 use crate::report::accounting::Part;
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ impl Numbers {
             Some(sum(|process| process.steps)? * per_step / step_seconds?)
         };
         let peak = facts.and_then(|facts| facts.peak_tflops);
-        let memory = run.points("device_memory_peak_bytes").iter();
+        let memory = run.points(DEVICE_MEMORY).iter();
         Numbers {
             steps,
             tokens: seen.or(tokens),
