@@ -120,14 +120,18 @@ impl Run {
             parameters::set_extra_state(session, &extra_state, None)
                 .map_err(failed("making room for the moments"))?;
         }
+        // Before there is a file: a tracker that does not answer leaves the directory as it was.
+        let trackers = ProcessGroup::this_writes()
+            .then(|| trackers(plan, model, start.progress.step))
+            .transpose()?;
         let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
         state.log.print_as(plan.log_format);
-        if ProcessGroup::this_writes() {
+        if let Some(trackers) = trackers {
             let rows = (data.examples(), validation.as_ref().map(Set::len));
             for line in header(plan, model, session, &length, &start.progress, rows) {
                 state.log.note(&line);
             }
-            state.log.track(trackers(plan, model, start.progress.step)?);
+            state.log.track(trackers);
         }
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
         if stopped_early {
