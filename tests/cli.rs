@@ -189,6 +189,10 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: --learning_rate stands before the command\nhint: write it after: `xtrain train clm --learning_rate ...`\n",
         ),
         (
+            "predict --test_file new.csv cls".into(),
+            "error: --test_file stands before the command\nhint: write it after: `xtrain predict cls --test_file ...`\n",
+        ),
+        (
             "--device tpu doctor".into(),
             "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n",
         ),

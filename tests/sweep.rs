@@ -111,6 +111,16 @@ fn what_cannot_run_is_said_before_anything_runs() {
         ),
         ("--grid lerning_rate=1", "unknown flag --lerning_rate"),
         ("--grid seed", "a flag and its values"),
+        ("--grid seed=1,2,1", "seed has the value 1 twice"),
+        (
+            "--grid output_dir=a,b",
+            "--grid output_dir: sweep gives each run a directory of its own",
+        ),
+        ("--grid dry-run=true", "a sweep needs runs that train"),
+        (
+            "--grid seed=1,2 --max_steps 3",
+            "--max_steps belongs to the command that is swept",
+        ),
         ("", "sweep: nothing to vary"),
     ] {
         let run = run(dir, words);

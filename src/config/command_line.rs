@@ -109,7 +109,7 @@ impl Start {
                 continue;
             }
             if word.starts_with('-') {
-                return Err(before_the_command(&word));
+                return Err(before_the_command(&words, &word));
             }
             let longer = if words.is_empty() {
                 word.clone()
@@ -373,6 +373,11 @@ const STARTERS: &[(CommandName, &str, &str)] = &[
         "scaled",
         "scaling --degrees 1,2 -- bench",
     ),
+    (
+        CommandName::Sweep,
+        "swept",
+        "sweep --grid learning_rate=1e-4,3e-4 --output_dir sweep -- train clm",
+    ),
 ];
 
 /// Short names that other tools have, and what they are here.
@@ -434,10 +439,12 @@ fn incomplete(words: &str) -> UsageError {
     }
 }
 
-fn before_the_command(arg: &str) -> UsageError {
+/// A flag too early: `words` are those of the command so far.
+fn before_the_command(words: &str, arg: &str) -> UsageError {
     let name = arg.trim_start_matches('-').split('=').next();
     let commands = lookup::commands_taking(name.unwrap_or_default());
-    match commands.first() {
+    let begun = commands.iter().find(|command| command.starts_with(words));
+    match begun.or(commands.first()) {
         Some(command) => UsageError::illegal(
             format!("{arg} stands before the command"),
             format!("write it after: `xtrain {command} {arg} ...`"),
@@ -656,10 +663,13 @@ mod tests {
             ("eval translation", "did you mean `xtrain eval clm`?"),
             (
                 "generate --learning_rate 1",
-                "that one belongs to `xtrain train clm`, `xtrain train mlm`, `xtrain train cls`, `xtrain train token-cls`, \
-                 `xtrain compile clm`, `xtrain compile mlm`, `xtrain compile cls`, `xtrain compile token-cls`, \
-                 `xtrain fit clm`, `xtrain fit mlm`, `xtrain fit cls`, `xtrain fit token-cls`; \
+                "that one belongs to `xtrain train`, `xtrain compile`, `xtrain fit`; \
                  `xtrain generate --help` lists what this command takes",
+            ),
+            (
+                "predict token-cls --learning_rate 1",
+                "that one belongs to `xtrain train token-cls`, `xtrain compile token-cls`, `xtrain fit token-cls`; \
+                 `xtrain predict token-cls --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
             ("train mlm --model_type brt", "did you mean `bert`?"),

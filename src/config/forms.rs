@@ -87,6 +87,10 @@ impl Kind for Grids {
         let (flag, values) = text.split_once('=').ok_or(Wrong::Kind)?;
         let flag = flag.trim_start_matches('-').replace('-', "_");
         let values: Vec<String> = parts(values).map(str::to_string).collect();
+        if let Some(value) = (1..values.len()).find(|i| values[..*i].contains(&values[*i])) {
+            let problem = format!("{flag} has the value {} twice", values[value]);
+            return Err(wrong(problem, "write each value once"));
+        }
         if flag.is_empty() || values.iter().any(String::is_empty) {
             return Err(Wrong::Kind);
         }
@@ -347,16 +351,12 @@ fn degrees(text: &str) -> Result<Vec<usize>, Wrong> {
     let mut degrees = Vec::new();
     for part in parts(text) {
         match part.parse::<usize>() {
-            Ok(0) => return Err(wrong("nothing runs on 0 devices", EXAMPLE)),
             Ok(degree) if degrees.contains(&degree) => {
                 return Err(wrong(format!("{degree} stands there twice"), EXAMPLE));
             }
             Ok(degree) => degrees.push(degree),
             Err(_) => {
-                return Err(wrong(
-                    format!("`{part}` is not a number of devices"),
-                    EXAMPLE,
-                ));
+                return Err(wrong(format!("`{part}` is not a whole number"), EXAMPLE));
             }
         }
     }
@@ -466,7 +466,8 @@ mod tests {
         assert_eq!(LabelNames::parse("no, yes").unwrap().len(), 2);
         for refused in [
             Degrees::parse("1,1").is_err(),
-            Degrees::parse("0").is_err(),
+            Degrees::parse("one").is_err(),
+            Grids::parse("seed=1,2,1").is_err(),
             Buckets::parse("32,0").is_err(),
             DeviceNumbers::parse("1,1").is_err(),
             RateAtExamples::parse("5e-5").is_err(),

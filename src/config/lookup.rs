@@ -1,6 +1,6 @@
 //! Flags by name, and how a text becomes a flag's value.
 
-use super::command::{COMMANDS, CommandName};
+use super::command::{COMMANDS, CommandName, second_words};
 use super::error::{Advice, Asked, Origin, UsageError};
 use super::flags::{FLAGS, Flag, Flags, Support, UNBUILT};
 use super::kind::{Wrong, parse_bool};
@@ -30,12 +30,34 @@ pub fn commands_taking(name: &str) -> Vec<&'static str> {
         .collect()
 }
 
+/// Of commands that take a name those that matter to who typed `command`: of its own task, if any
+/// are. A verb stands for all its tasks.
+fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static str> {
+    let split = |words: &'static str| words.split_once(' ');
+    let own = split(command.words()).map(|(_, task)| task);
+    let is_same = |words: &&'static str| own.is_some() && split(words).map(|(_, task)| task) == own;
+    if commands.iter().any(is_same) {
+        return commands.into_iter().filter(is_same).collect();
+    }
+    let of_verb = |verb: &str| {
+        let verbs = commands.iter().filter_map(|words| split(words));
+        verbs.filter(|(other, _)| *other == verb).count()
+    };
+    let short = |words: &&'static str| match split(words) {
+        Some((verb, _)) if of_verb(verb) == second_words(verb).count() => verb,
+        _ => *words,
+    };
+    let mut found: Vec<&str> = commands.iter().map(short).collect();
+    found.dedup();
+    found
+}
+
 /// What to say about a name that a command does not take. Names that are not built are not
 /// suggested.
 pub fn advice(name: &str, command: CommandName) -> Advice {
     let elsewhere = commands_taking(name);
     if !elsewhere.is_empty() {
-        return Advice::BelongsTo(elsewhere);
+        return Advice::BelongsTo(shortest(elsewhere, command));
     }
     let known = of(command)
         .filter(|flag| flag.is_built())

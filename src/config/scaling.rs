@@ -66,6 +66,12 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
         );
     };
     let axis = *flags.axis;
+    if degrees.contains(&0) && axis != Axis::DataloaderNumWorkers {
+        return refuse(
+            "--degrees: nothing runs on 0 devices",
+            "write --degrees 1,2,4; efficiency is relative to the smallest",
+        );
+    }
     let fixed = match (*flags.weak, *flags.fixed) {
         (false, fixed) => fixed,
         (true, Fixed::Batch) if flags.fixed.is_given() => {

@@ -4,6 +4,7 @@ use super::command::CommandName;
 use super::error::UsageError;
 use super::flags::Flags;
 use super::forms::Grid;
+use super::lookup;
 use super::plan::{SweepPlan, SweptRun};
 use super::rules;
 use super::scaling::parse;
@@ -53,28 +54,36 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     }
     let own = [
         (
-            command.output_dir.given_name(),
+            command.output_dir.is_given(),
+            command.output_dir.name(),
             "sweep gives each run a directory of its own",
         ),
         (
-            command.dry_run.name_if_true(),
+            *command.dry_run,
+            command.dry_run.name(),
             "a sweep needs runs that train",
         ),
         (
-            command.push_to_hub.name_if_true(),
+            *command.push_to_hub,
+            command.push_to_hub.name(),
             "a sweep compares runs; push the best one's directory with `hf upload`",
         ),
         (
-            (*command.resume_from_checkpoint != Resume::No).then_some("resume_from_checkpoint"),
+            *command.resume_from_checkpoint != Resume::No,
+            command.resume_from_checkpoint.name(),
             "a sweep that is started again resumes by itself",
         ),
     ];
-    for (name, why) in own {
-        if let Some(name) = name {
+    for (is_given, name, why) in own {
+        if is_given {
             return refuse(
                 format!("--{name} of the command: {why}"),
                 "leave it out of the command",
             );
+        }
+        let meant = |grid: &Grid| lookup::find(&grid.flag, command.command).map(|flag| flag.name);
+        if flags.grid.iter().any(|grid| meant(grid) == Some(name)) {
+            return refuse(format!("--grid {name}: {why}"), "leave it out of the grid");
         }
     }
     let runs: usize = flags.grid.iter().map(|grid| grid.values.len()).product();

@@ -110,7 +110,7 @@ rules! {
     predict_needs_a_model for PREDICT
         if !flags.model_name_or_path.is_given() =>
         "predict needs a model",
-        "add --model_name_or_path DIR, the output directory of `xtrain train cls`";
+        "add --model_name_or_path DIR, the output directory of a classifier's training";
     generate_needs_a_model for GENERATE
         if !flags.model_name_or_path.is_given() =>
         "generate needs a model",

@@ -326,6 +326,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "nesterov needs a momentum",
     ),
     (
+        "optimizer_takes_its_arguments",
+        "CLM --optim sgd --optim_args momentum=0.9,weight_decay=0.1",
+        "sgd takes weight_decay from --weight_decay",
+    ),
+    (
         "eval_strategy_evaluates",
         "CLM --eval_strategy epoch --do_eval false",
         "--do_eval is false",
@@ -556,6 +561,8 @@ fn what_is_legal_passes() {
         "CLM --output_dir @/old --overwrite_output_dir",
         "CLM --output_dir @/empty",
         "CLM --output_dir @/old --do_eval",
+        "CLM --optim sgd --optim_args momentum=0.9,nesterov=yes",
+        "CLM --optim sgd --optim_args momentum=0.9,nesterov=1",
         "CLM --output_dir @/old --resume_from_checkpoint @/old/checkpoint-10",
         "bench --model_type bert",
         "quickstart",

@@ -166,11 +166,14 @@ impl<'a> ArgumentReader<'a> {
         found.unwrap_or(least)
     }
 
-    /// True or false, or the default.
+    /// True or false, or the default; as in transformers also 1 and yes, 0 and no.
     pub(super) fn flag(&mut self, name: &'static str, default: bool) -> bool {
+        let is = |text: &str, word: &str| text.eq_ignore_ascii_case(word);
         match self.take(name) {
             None => default,
             Some(Argument::Bool(x)) => *x,
+            Some(Argument::Number(x)) if *x == 0.0 || *x == 1.0 => *x == 1.0,
+            Some(Argument::Text(text)) if is(text, "yes") || is(text, "no") => is(text, "yes"),
             Some(_) => {
                 self.wrong(name, "true or false");
                 default
@@ -199,6 +202,10 @@ impl<'a> ArgumentReader<'a> {
         if let Some(unknown) = names.find(|name| !self.known.contains(name)) {
             let (of, known) = (self.of, self.known.join(", "));
             return Err(ArgumentError(match known.is_empty() {
+                // torch's optimizers have it; here as in transformers each group of parameters has its own.
+                _ if unknown == "weight_decay" => {
+                    format!("{of} takes weight_decay from --weight_decay, not from its arguments")
+                }
                 true => format!("{of} takes no arguments, found `{unknown}`"),
                 false => format!("{of} has no argument `{unknown}`; it takes {known}"),
             }));
