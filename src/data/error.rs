@@ -309,11 +309,10 @@ impl Error {
     }
 
     /// For `map_err`: what was being done (an infinitive: "read", "map"), and to what.
-    pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
-        let path = path.to_path_buf();
+    pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io {
             doing,
-            path,
+            path: path.to_path_buf(),
             source,
         }
     }

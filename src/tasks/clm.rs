@@ -169,8 +169,15 @@ impl Recipe for Blocks {
 
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
         let mut ids = Vec::new();
+        // Lines repeat one another where a file has millions of empty ones.
+        let mut last: Option<(&str, Vec<u32>)> = None;
         for line in texts(samples) {
-            ids.extend(self.tokenizer.encode_with_special_tokens(line)?);
+            let encoded = match last.take() {
+                Some((text, encoded)) if text == line => encoded,
+                _ => self.tokenizer.encode_with_special_tokens(line)?,
+            };
+            ids.extend_from_slice(&encoded);
+            last = Some((line, encoded));
         }
         Ok(EncodedGroup {
             rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
