@@ -8,8 +8,19 @@ use xtrain::data::tokenizer::train_byte_bpe;
 /// What an example prints.
 fn run(example: &str, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
-    // What bin/test sets for the harness would have cargo build everything anew.
-    command.env_remove("RUSTC_BOOTSTRAP");
+    // What bin/test and cargo set for the harness would have cargo build dependencies anew, whose
+    // build scripts look at it.
+    let set_for_tests = |name: &str| {
+        name == "RUSTC_BOOTSTRAP"
+            || ["CARGO_PKG_", "CARGO_MANIFEST_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+    };
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(set_for_tests) {
+            command.env_remove(name);
+        }
+    }
     command.args(["run", "--quiet", "--example", example]);
     if !cfg!(debug_assertions) {
         command.arg("--release");

@@ -560,7 +560,11 @@ fn best_models_that_cannot_be_found() {
             |_| (),
             "predict cls --test_file test.csv",
             2,
-            &["needs a model", "--model_name_or_path DIR", "classifier's training"],
+            &[
+                "needs a model",
+                "--model_name_or_path DIR",
+                "classifier's training",
+            ],
         ),
         (
             "predict without rows",

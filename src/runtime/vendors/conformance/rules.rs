@@ -382,6 +382,9 @@ fn ring(c: &Checked) -> Broken {
 
 /// Reported at the last collective, so that it is reported once.
 fn communicators(c: &Checked) -> Broken {
+    if !c.is(COLLECTIVES) {
+        return None;
+    }
     let collectives = hlo::entry(c.module)?
         .instructions
         .iter()
