@@ -37,6 +37,8 @@ NEO = dict(hidden_size=16, num_layers=3, num_heads=2, max_position_embeddings=16
            resid_dropout=0, embed_dropout=0, attention_dropout=0, classifier_dropout=0, bos_token_id=0, eos_token_id=0)
 GPTJ = dict(n_embd=24, n_layer=2, n_head=2, n_positions=16, rotary_dim=8, vocab_size=59, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0,
             tie_word_embeddings=False)
+NEOX = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40, max_position_embeddings=16, vocab_size=61, classifier_dropout=0,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.34))
 BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40, max_position_embeddings=20, vocab_size=71,
             hidden_dropout_prob=0, attention_probs_dropout_prob=0, classifier_dropout=0)
 ROBERTA = BERT | dict(max_position_embeddings=22, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, layer_norm_eps=1e-5)
@@ -88,6 +90,10 @@ CASES = [
     ("modernbert-mlm", hf.ModernBertForMaskedLM, hf.ModernBertConfig(**MODERN), 14),
     ("modernbert-cls", hf.ModernBertForSequenceClassification, hf.ModernBertConfig(**MODERN | LABELS | dict(classifier_pooling="mean", norm_bias=True, mlp_bias=True, attention_bias=True, classifier_bias=True, decoder_bias=False)), 12),
     ("modernbert-token-cls", hf.ModernBertForTokenClassification, hf.ModernBertConfig(**MODERN | dict(num_labels=5)), 12),
+    ("gpt_neox", hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**NEOX), 12),
+    ("gpt_neox-sequential", hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**NEOX | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, hidden_act="gelu_new",
+                                                      rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=100.0, partial_rotary_factor=0.5))), 12),
+    ("gpt_neox-token-cls", hf.GPTNeoXForTokenClassification, hf.GPTNeoXConfig(**NEOX | LABELS | dict(pad_token_id=1)), 12),
 ]
 ENCODERS = {"bert", "roberta", "albert", "distilbert", "modernbert"}
 
@@ -157,6 +163,8 @@ def unique_parameters(model, stored):
     """Parameters by the names under which a checkpoint holds them."""
     by_identity = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        if "embed_out.weight" in stored and name == "lm_head.weight":
+            name = "embed_out.weight"  # what transformers calls GPT-NeoX's head in files
         if name in stored or id(parameter) not in by_identity:
             by_identity[id(parameter)] = (name, parameter)
     named = dict(by_identity.values())
@@ -309,11 +317,17 @@ def write_case(folder, model, tokens, seed, has_padding=True):
     })
     # Softmax ignores a key's bias: its gradient is rounding alone.
     zero = [name for name in parameters if all(float(grads[name].abs().max()) < 1e-12 for _, _, grads in all_grads)]
+    noisy = {}
+    for name, parameter in parameters.items():
+        largest = torch.stack([grads[name].abs() for _, _, grads in all_grads]).amax(0)
+        of_rounding = largest < 1e-7 * largest.max()  # newer models' softmax is in float32 here too
+        if parameter.dim() == 1 and of_rounding.any() and name not in zero:
+            noisy[name] = of_rounding.nonzero().flatten().tolist()
     write_json(folder / "meta.json", {
         "case": folder.name, "model_class": cls.__name__, "seed": seed, "versions": versions(), "batch": ROWS, "seq": tokens,
         "micro_batches": MICRO_BATCHES, "parameters": sum(p.numel() for p in parameters.values()), "loss": {"f64": losses[0]},
         "micro_batch_loss_f64": losses, "zero_gradient_params": zero,
-    })
+    } | ({"zero_gradient_elements": noisy} if noisy else {}))
     print(f"{folder.name}: loss {losses[0]:.4f} -> {steps[-1][1]:.4f}, zero gradients {zero}")
 
 

@@ -227,6 +227,16 @@ def gptj(draw):
     return ["GPTJForCausalLM", "GPTJForSequenceClassification"], hf.GPTJConfig, config
 
 
+def gpt_neox(draw):
+    heads, head_dim = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 12])
+    rope = draw.rope() | dict(partial_rotary_factor=2 * draw.randint(1, head_dim // 2) / head_dim)
+    config = dict(hidden_size=heads * head_dim, num_hidden_layers=draw.randint(1, 4), num_attention_heads=heads, intermediate_size=draw.randint(3, 50),
+                  hidden_act=draw.choice(["gelu", *ACTIVATIONS]), max_position_embeddings=draw.randint(20, 64), vocab_size=draw.randint(30, 90), hidden_dropout=0.0,
+                  attention_dropout=0.0, classifier_dropout=0.0, layer_norm_eps=draw.choice([1e-5, 1e-3]), bos_token_id=0, eos_token_id=0, pad_token_id=draw.choice([None, 1]),
+                  use_parallel_residual=draw.perhaps(0.7), attention_bias=draw.perhaps(0.7), tie_word_embeddings=draw.perhaps(0.3), rope_parameters=rope)
+    return classes("GPTNeoX"), hf.GPTNeoXConfig, config
+
+
 def gpt_neo(draw):
     heads = draw.choice([1, 2, 3, 4])
     kinds = [[[draw.choice(["global", "local"]) for _ in range(draw.randint(1, 2))], draw.randint(1, 2)] for _ in range(draw.randint(1, 2))]
@@ -237,7 +247,7 @@ def gpt_neo(draw):
     return ["GPTNeoForCausalLM", "GPTNeoForSequenceClassification"], hf.GPTNeoConfig, config
 
 
-FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj]
+FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj, gpt_neox]
 
 
 def respell(draw, config):
@@ -251,8 +261,8 @@ def respell(draw, config):
     full = dict(ropes["full_attention"] if nested else ropes)
     theta, share = full.pop("rope_theta"), full.pop("partial_rotary_factor", None)
     if share is not None:
-        config["partial_rotary_factor"] = share
-    names = {"modernbert": ("global_rope_theta", "local_rope_theta")}.get(config["model_type"], ("rope_theta", "rope_local_base_freq"))
+        config["rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"] = share
+    names = {"modernbert": ("global_rope_theta", "local_rope_theta"), "gpt_neox": ("rotary_emb_base", None)}.get(config["model_type"], ("rope_theta", "rope_local_base_freq"))
     config[names[0]] = theta
     if nested:
         config[names[1]] = ropes["sliding_attention"]["rope_theta"]
@@ -309,8 +319,12 @@ def f32_errors(folder, model):
     of_loss = max(abs(loss - step["loss_f64"]) for (_, loss, _), step in zip(steps, recorded))
     of_norm = max(abs(norm - step["grad_norm_f64"]) / max(1.0, step["grad_norm_f64"]) for (_, _, norm), step in zip(steps, recorded))
     final = load_file(folder / "final_weights.safetensors")
-    of_weights = {name: float((parameters[name] - final[name]).detach().abs().max()) for name in parameters}
-    zero = json.loads((folder / "meta.json").read_text())["zero_gradient_params"]
+    meta = json.loads((folder / "meta.json").read_text())
+    zero, of_weights = meta["zero_gradient_params"], {}
+    for name, parameter in parameters.items():
+        difference = (parameter - final[name]).detach().abs()
+        difference[meta.get("zero_gradient_elements", {}).get(name, [])] = 0
+        of_weights[name] = float(difference.max())
     of_all = max(error for name, error in of_weights.items() if name not in zero)
     bars = [(worst, LOGITS), (of_grads, GRADIENTS), (of_loss, LOSS), (of_norm, NORM), (of_all, WEIGHTS)]
     if not all(error <= bar for error, bar in bars):  # also if not finite
