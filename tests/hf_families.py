@@ -48,6 +48,8 @@ def xtrain(args, *words):
 def save_torch(model, folder, parts):
     """As transformers 4 did with safe_serialization=False: every name, tied tensors too."""
     state = model.state_dict()
+    if model.config.model_type == "gpt_neox" and "lm_head.weight" in state:
+        state["embed_out.weight"] = state.pop("lm_head.weight")  # its name in files, and there
     if parts == 1:
         torch.save(state, folder / "pytorch_model.bin")
         return

@@ -184,6 +184,13 @@ const GPTJ: Family<'static> = Family {
     three: [&SHARD, &TENSOR, &STAGE],
 };
 
+const NEOX: Family<'static> = Family {
+    name: "gpt_neox",
+    what: "clm --model_type gpt_neox --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,rotary_pct=0.5,intermediate_size=64,\
+           max_position_embeddings=32,attention_dropout=0.1,hidden_dropout=0.1 --train_file articles.txt --tokenizer_name byte_bpe --block_size 32",
+    ..GPTJ
+};
+
 impl Family<'_> {
     /// Trains on a mesh, in several processes with that beginning of a command; returns where.
     fn train(
@@ -365,6 +372,12 @@ fn modernbert_trains_on_every_mesh_as_on_one_device() {
 #[ignore = "slow: the meshes of another family"]
 fn gptj_trains_on_every_mesh_as_on_one_device() {
     GPTJ.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn gpt_neox_trains_on_every_mesh_as_on_one_device() {
+    NEOX.trains_on_every_mesh_as_on_one_device();
 }
 
 /// A relative of Llama with these further settings and a single key/value head, which several devices

@@ -119,7 +119,9 @@ fn families_stay_near_f32_and_their_master_gradients_are_f32() {
     // One for each file of `models`; both precisions where a decoder and an encoder have them.
     stay_near_f32(|family| match family {
         "gpt2" | "bert" => &[Precision::Bf16, Precision::Fp16],
-        "gpt_neo" | "gptj" | "llama" | "albert" | "distilbert" | "modernbert" => &[Precision::Bf16],
+        "gpt_neo" | "gptj" | "gpt_neox" | "llama" | "albert" | "distilbert" | "modernbert" => {
+            &[Precision::Bf16]
+        }
         _ => &[],
     });
 }

@@ -319,7 +319,7 @@ pub fn small_config(model_type: &str) -> Config {
     let small = json!({
         "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_hidden_layers": 2,
         "n_head": 4, "n_heads": 4, "num_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "n_embd": 16, "dim": 16, "hidden_size": 16, "embedding_size": 8, "rotary_dim": 4,
+        "n_embd": 16, "dim": 16, "hidden_size": 16, "embedding_size": 8, "rotary_dim": 4, "rotary_pct": 0.5,
         "hidden_dim": 32, "intermediate_size": 32,
         "n_positions": 18, "max_position_embeddings": 18, "vocab_size": 40,
         "window_size": 4, "sliding_window": 4, "local_attention": 4,

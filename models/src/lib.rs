@@ -25,6 +25,7 @@ mod error;
 mod family;
 mod gpt2;
 mod gpt_neo;
+mod gpt_neox;
 mod gptj;
 mod head;
 mod kv_cache;
@@ -63,6 +64,7 @@ const FAMILIES: &[Family] = &[
     gpt2::FAMILY,
     gpt_neo::FAMILY,
     gptj::FAMILY,
+    gpt_neox::FAMILY,
     bert::FAMILY,
     roberta::FAMILY,
     albert::FAMILY,
@@ -259,6 +261,14 @@ mod tests {
             ("gpt-neo-1.3B", HeadKind::CausalLm, 1_315_575_808),
             ("gpt-neo-2.7B", HeadKind::CausalLm, 2_651_307_520),
             ("gpt-j-6b", HeadKind::CausalLm, 6_050_882_784),
+            ("pythia-70m", HeadKind::CausalLm, 70_426_624),
+            ("pythia-160m", HeadKind::CausalLm, 162_322_944),
+            ("pythia-410m", HeadKind::CausalLm, 405_334_016),
+            ("pythia-1b", HeadKind::CausalLm, 1_011_781_632),
+            ("pythia-1.4b", HeadKind::CausalLm, 1_414_647_808),
+            ("pythia-2.8b", HeadKind::CausalLm, 2_775_208_960),
+            ("pythia-6.9b", HeadKind::CausalLm, 6_857_302_016),
+            ("pythia-12b", HeadKind::CausalLm, 11_846_072_320),
             ("bert-base-uncased", HeadKind::MaskedLm, 109_514_298),
             ("bert-large-uncased", HeadKind::MaskedLm, 335_174_458),
             ("distilroberta-base", HeadKind::MaskedLm, 82_170_201),
