@@ -560,9 +560,10 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         }
         let difference = max_difference(&found, &expected);
         // Adam divides by the gradient's size, which makes much of rounding where that is small:
-        // as far off as twice torch's own f32 run is allowed.
+        // torch's own f32 run says how much, by one draw of rounding errors. Another draw may be four
+        // times as far off.
         let of_torch = &meta["torch_f32_error"]["final_weights"][&tensor.name]["max_abs"];
-        let allowed = FINAL_WEIGHTS.max(2.0 * of_torch.as_f64().unwrap_or_default() as f32);
+        let allowed = FINAL_WEIGHTS.max(4.0 * of_torch.as_f64().unwrap_or_default() as f32);
         assert!(
             difference <= allowed * slack || kind == MUON,
             "{name}: final {} differs by {difference:e}",
