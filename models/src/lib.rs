@@ -261,6 +261,8 @@ mod tests {
             ("gpt-neo-1.3B", HeadKind::CausalLm, 1_315_575_808),
             ("gpt-neo-2.7B", HeadKind::CausalLm, 2_651_307_520),
             ("gpt-j-6b", HeadKind::CausalLm, 6_050_882_784),
+            ("gpt-neox-20b", HeadKind::CausalLm, 20_554_567_680),
+            ("pythia-14m", HeadKind::CausalLm, 14_067_712),
             ("pythia-70m", HeadKind::CausalLm, 70_426_624),
             ("pythia-160m", HeadKind::CausalLm, 162_322_944),
             ("pythia-410m", HeadKind::CausalLm, 405_334_016),
