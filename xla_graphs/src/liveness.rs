@@ -296,7 +296,8 @@ fn works_in_place(node: &GraphNode) -> bool {
             | Op::Concat { .. }
             | Op::Pad { .. }
     );
-    is_loop(&node.op) && !moves
+    let continues = matches!(&node.op, Op::KernelMatmul(call) if call.continues);
+    continues || is_loop(&node.op) && !moves
 }
 
 #[cfg(test)]

@@ -277,6 +277,9 @@ pub struct KernelMatmul {
     pub b_strides: [usize; 4],
     /// p, q, m, n.
     pub c_strides: [usize; 4],
+    /// The sums begin with a third operand, f32 and of the result's shape, in whose place the result
+    /// comes.
+    pub continues: bool,
     /// The result's.
     pub shape: Shape,
 }

@@ -1,7 +1,7 @@
 //! General dot products (XLA's DotGeneral): batch dimensions lead the result, then the free ones of
 //! each side.
 
-use super::rule::{Inferred, Vjp, float};
+use super::rule::{Inferred, Vjp, expect, float};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{DotDims, KernelMatmul, Op};
@@ -48,12 +48,12 @@ pub(super) fn infer(a: &Shape, b: &Shape, d: &DotDims, dtype: DType) -> Inferred
 }
 
 /// A kernel reads and writes by strides, so they must stay inside; a result has every element once.
-pub(super) fn infer_kernel(call: &KernelMatmul, a: &Shape, b: &Shape) -> Inferred {
+pub(super) fn infer_kernel(call: &KernelMatmul, x: &[&Shape]) -> Inferred {
     let [p, q, m, n, k] = call.sizes;
     let types = [DType::F32, call.kernel.dtype()];
     let operands = [
-        (a, [p, q, m, k], call.a_strides),
-        (b, [p, q, k, n], call.b_strides),
+        (x[0], [p, q, m, k], call.a_strides),
+        (x[1], [p, q, k, n], call.b_strides),
         (&call.shape, [p, q, m, n], call.c_strides),
     ];
     for (shape, sizes, strides) in operands {
@@ -71,6 +71,15 @@ pub(super) fn infer_kernel(call: &KernelMatmul, a: &Shape, b: &Shape) -> Inferre
     }
     if !call.is_contiguous() || call.shape.elements() != p * q * m * n {
         return Err("strides are not those of a matmul".into());
+    }
+    if call.continues {
+        expect(
+            "what the sums begin with",
+            x[2],
+            DType::F32,
+            &call.shape.dims,
+        )?;
+        expect("the result", &call.shape, DType::F32, &call.shape.dims)?;
     }
     Ok(call.shape.clone())
 }

@@ -87,9 +87,8 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
-            Op::KernelMatmul(call) => {
-                arity(2).and_then(|()| dot::infer_kernel(call, operands[0], operands[1]))
-            }
+            Op::KernelMatmul(call) => arity(2 + usize::from(call.continues))
+                .and_then(|()| dot::infer_kernel(call, operands)),
             Op::KernelAttention(call) => nn::kernel_attention::infer(call, operands),
             Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
             Op::Composite(op) => infer_composite(op, operands),

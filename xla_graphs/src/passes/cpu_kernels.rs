@@ -4,18 +4,20 @@
 //! XLA fuses nothing into a call and folds no transposition into its operands, and a kernel needs
 //! neither: it reads operands by strides, rounds f32 to bf16 while it packs, and writes bf16 or f32
 //! in any order of dimensions whose last stays contiguous. So what stood around the dot goes: the
-//! transpositions of its operands and of its result, the conversion of a weight to bf16, and the
-//! conversion of a result that is wanted in f32 only.
+//! transpositions of its operands and of its result, the conversion of a weight to bf16, the
+//! conversion of a result that is wanted in f32 only, and the addition to another matmul's result,
+//! whose sums go on.
 //!
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::op::{CpuKernel, DotDims, KernelMatmul, Op};
+use crate::op::{Binary, CpuKernel, DotDims, KernelMatmul, Op};
 use crate::shape::Shape;
 use crate::target::{CpuKernels, Target};
 use crate::trace::Tensor;
+use std::collections::HashMap;
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let Target::Cpu(kernels) = target else {
@@ -28,27 +30,44 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         return Ok(graph.clone());
     }
     let readers = Readers::of(graph);
-    // Nodes whose transposition is done already, where they are made.
-    let mut turned = vec![false; graph.nodes.len()];
-    graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
-        Op::Dot { dims, dtype, .. } => {
-            let after = readers.after(graph, id, *dtype);
-            match matmul(kernels, x, dims, &after) {
-                Some((call, operands, is_turned)) => {
-                    turned[id as usize] = is_turned;
-                    trace.record(
-                        Op::KernelMatmul(Box::new(call)),
-                        &operands.iter().collect::<Vec<&Tensor>>(),
-                    )
+    // What calls have done already, by the node that would do it: the call's result.
+    let mut done: HashMap<NodeId, Tensor> = HashMap::new();
+    let order: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
+    graph.rebuild_in(&order, |trace, id, replaced| {
+        if let Some(result) = done.remove(&id) {
+            return Ok(result);
+        }
+        let node = &graph.nodes[id as usize];
+        let operands = node.operands.iter().map(|&operand| replaced.get(operand));
+        let x: Vec<Tensor> = operands.collect();
+        match &node.op {
+            Op::Dot { dims, dtype, .. } => {
+                let after = readers.after(graph, id, *dtype);
+                let Some((mut call, operands, is_turned)) = matmul(kernels, &x, dims, &after)
+                else {
+                    return x[0].dot_general(&x[1], dims.clone(), *dtype);
+                };
+                let mut operands = operands.to_vec();
+                let turn = is_turned.then_some(after.turn).flatten();
+                let sum = readers.sum(graph, turn.unwrap_or(id));
+                let sum = sum.filter(|_| is_turned || after.turn.is_none());
+                let sum = sum.map(|(addition, other)| (addition, replaced.get(other)));
+                let sum = sum.filter(|(_, other)| {
+                    matches!(other.node().op, Op::KernelMatmul(_)) && *other.shape() == call.shape
+                });
+                if let Some((_, other)) = &sum {
+                    call.continues = true;
+                    operands.push(other.clone());
                 }
-                None => x[0].dot_general(&x[1], dims.clone(), *dtype),
+                let operands: Vec<&Tensor> = operands.iter().collect();
+                let result = trace.record(Op::KernelMatmul(Box::new(call)), &operands)?;
+                let by_the_call = turn.into_iter().chain(sum.map(|(addition, _)| addition));
+                done.extend(by_the_call.map(|node| (node, result.clone())));
+                Ok(result)
             }
+            Op::Convert(dtype) => x[0].convert(*dtype),
+            op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
         }
-        Op::Transpose(_) if turned[graph.nodes[id as usize].operands[0] as usize] => {
-            Ok(x[0].clone())
-        }
-        Op::Convert(dtype) => x[0].convert(*dtype),
-        op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })
 }
 
@@ -59,6 +78,8 @@ struct Readers(Vec<Option<NodeId>>);
 struct After {
     /// It is transposed so, and not read otherwise.
     perm: Option<Vec<usize>>,
+    /// The node that transposes it.
+    turn: Option<NodeId>,
     /// The type in which it is wanted.
     dtype: DType,
 }
@@ -92,7 +113,21 @@ impl Readers {
             Some((_, Op::Convert(DType::F32))) => DType::F32,
             _ => dtype,
         };
-        After { perm, dtype }
+        let turn = perm.is_some().then_some(at);
+        After { perm, turn, dtype }
+    }
+
+    /// Where nothing else reads a node of f32 than its addition to a node before it, which nothing else
+    /// reads either: the addition, and that node.
+    fn sum(&self, graph: &Graph, id: NodeId) -> Option<(NodeId, NodeId)> {
+        let addition = self.0[id as usize]?;
+        let node = &graph.nodes[addition as usize];
+        let other = node.operands.iter().copied().find(|other| *other != id)?;
+        let is_sum = matches!(node.op, Op::Binary(Binary::Add))
+            && node.shape.dtype == DType::F32
+            && other < id
+            && self.0[other as usize] == Some(addition);
+        is_sum.then_some((addition, other))
     }
 }
 
@@ -326,6 +361,7 @@ fn strided(
         a_strides: [p, q, m, k].map(|axis| axis.strides[a]),
         b_strides: [p, q, k, n].map(|axis| axis.strides[b]),
         c_strides: [p, q, m, n].map(|axis| axis.strides[2]),
+        continues: false,
         shape: Shape::new(dtype, out),
     };
     call.is_contiguous().then_some((call, is_swapped))

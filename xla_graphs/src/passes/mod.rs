@@ -7,6 +7,7 @@
 //! | | `partition` | over whole arrays | over each replica's shards, with collectives |
 //! | | `stages` | one graph | one for each stage and direction of a pipeline |
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
+//! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows, on the CPU |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
 //! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's |
@@ -21,6 +22,7 @@ mod autocast;
 mod cpu_kernels;
 mod decompose;
 mod dot_layout;
+mod logit_blocks;
 mod offload;
 mod one_pass;
 pub mod partition;
@@ -71,6 +73,7 @@ pub fn specialize(recorded: &Graph, execution: &Execution) -> Result<Vec<StageGr
 /// If a dropout mask has more than 2^32 elements.
 pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
+    let graph = logit_blocks::rewrite(&graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
     let graph = one_pass::rewrite(&graph, target)?;

@@ -4,6 +4,8 @@ use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::op::Op;
 use crate::trace::{Tensor, Trace};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
 /// What nodes became that were recorded anew.
 pub(super) struct Replaced(Vec<Option<Tensor>>);
@@ -63,4 +65,48 @@ impl Graph {
             ..trace.finish(&self.name)?
         })
     }
+}
+
+/// The nodes in an order in which those of a group stand together, otherwise as near to theirs as can
+/// be. Those that cannot be ordered so, since a group waits for what waits for it, are left out.
+pub(super) fn together(graph: &Graph, group_of: &[Option<usize>]) -> Vec<NodeId> {
+    let mut units: Vec<Vec<NodeId>> = Vec::new();
+    let mut unit_of = vec![0; group_of.len()];
+    let mut unit_of_group = HashMap::new();
+    for (id, group) in group_of.iter().enumerate() {
+        let new = units.len();
+        let unit = group.map_or(new, |group| *unit_of_group.entry(group).or_insert(new));
+        if unit == new {
+            units.push(Vec::new());
+        }
+        unit_of[id] = unit;
+        units[unit].push(id as NodeId);
+    }
+    let mut waits_for = vec![0; units.len()];
+    let mut then: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        for &operand in &node.operands {
+            let (from, to) = (unit_of[operand as usize], unit_of[id]);
+            if from != to {
+                waits_for[to] += 1;
+                then[from].push(to);
+            }
+        }
+    }
+    let key = |unit: usize| Reverse((units[unit].last().copied(), unit));
+    let mut ready: BinaryHeap<_> = (0..units.len())
+        .filter(|&unit| waits_for[unit] == 0)
+        .map(key)
+        .collect();
+    let mut order = Vec::with_capacity(group_of.len());
+    while let Some(Reverse((_, unit))) = ready.pop() {
+        order.extend(&units[unit]);
+        for &next in &then[unit] {
+            waits_for[next] -= 1;
+            if waits_for[next] == 0 {
+                ready.push(key(next));
+            }
+        }
+    }
+    order
 }

@@ -22,6 +22,8 @@ struct Amx {
   using B = Order<kNr, true, false>;
   static constexpr int64_t kKc = 384, kStep = 128, kAWords = 192 << 10;
 
+  static constexpr int SumAt(int row, int column) { return row / 16 * 512 + column / 16 * 256 + row % 16 * 16 + column % 16; }
+
   // Tiles' shapes, for as long as a thread works.
   struct State {
     State() {

@@ -22,6 +22,7 @@ struct Avx2 {
   using A = Order<kMr>;
   using B = Order<kNr>;
   static constexpr int64_t kKc = 256, kStep = kKc, kAWords = 32 << 10;
+  static constexpr int SumAt(int row, int column) { return row * kNr + column; }
   struct State {
     State() {}
   };

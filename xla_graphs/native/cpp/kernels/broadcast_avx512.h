@@ -27,6 +27,7 @@ struct Broadcast {
   using A = Order<kMr, false, false>;
   using B = Order<kNr, false, false>;
   static constexpr int64_t kKc = P::kKc, kStep = kKc, kAWords = 64 << 10;
+  static constexpr int SumAt(int row, int column) { return row * kNr + column; }
   struct State {
     State() {}
   };

@@ -103,8 +103,8 @@ bool Holds(const ffi::AnyBuffer& buffer, const std::array<int64_t, 4>& sizes, co
   return last < static_cast<int64_t>(buffer.element_count());
 }
 
-ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> c, int64_t kernel,
-                      ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
+ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs sums,
+                      ffi::Result<ffi::AnyBuffer> c, int64_t kernel, ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
                       ffi::Span<const int64_t> c_strides) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.matmul: ") + what); };
   const Implementation* implementation = Find(static_cast<Kernel>(kernel));
@@ -124,6 +124,11 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
   if (!contiguous || !Holds(a, {x.batch[0], x.batch[1], x.m, x.k}, x.a_strides) ||
       !Holds(b, {x.batch[0], x.batch[1], x.k, x.n}, x.b_strides) || !Holds(*c, {x.batch[0], x.batch[1], x.m, x.n}, x.c_strides)) {
     return invalid("the strides do not fit the operands");
+  }
+  x.continues = sums.size() > 0;
+  if (x.continues) {
+    const auto before = sums.get<ffi::AnyBuffer>(0);
+    if (sums.size() > 1 || x.c_bf16 || before.has_error() || before->untyped_data() != x.c) return invalid("the sums are not the result's");
   }
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
@@ -287,6 +292,7 @@ XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Attr<int64_t>("kernel")
                            .Attr<ffi::Span<const int64_t>>("sizes")

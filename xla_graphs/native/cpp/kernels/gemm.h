@@ -16,6 +16,8 @@
 #ifndef XTRAIN_CPP_KERNELS_GEMM_H_
 #define XTRAIN_CPP_KERNELS_GEMM_H_
 
+#include <cstring>
+
 #include "matmul.h"
 #include "pack.h"
 
@@ -40,7 +42,8 @@ inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t o
   }
 }
 
-// K: kMr, kNr, kPairs, Orders A and B, the sizes kKc (words of k that are packed at a time), kStep (those that the kernel
+// K: kMr, kNr, kPairs, Orders A and B, SumAt (where the sum of a row and column is, as the kernel stores its registers; 16
+// columns from a multiple of 16 on lie side by side), the sizes kKc (words of k that are packed at a time), kStep (those that the kernel
 // takes at a time, a multiple of 16 or kKc) and kAWords (what A's block may take of L2), and `Tile`, the kernel proper.
 template <class K>
 struct Gemm {
@@ -88,6 +91,14 @@ struct Gemm {
     Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to);
   }
 
+  // C as the kernel stores its registers.
+  static void LoadSums(const Matmul& x, int64_t at, int rows, int columns, float* sums) {
+    const float* c = static_cast<const float*>(x.c) + at;
+    for (int i = 0; i < rows; ++i, c += x.c_strides[2]) {
+      for (int j = 0; j < columns; j += 16) std::memcpy(sums + K::SumAt(i, j), c + j, std::min(16, columns - j) * sizeof(float));
+    }
+  }
+
   static void Work(const Matmul& x, const Plan& plan, std::atomic<int64_t>& next) {
     static thread_local Scratch a_scratch, b_scratch, c_scratch;
     const int64_t words = CeilDiv(x.k, kPerWord);
@@ -96,7 +107,7 @@ struct Gemm {
     uint32_t* b = b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
     const bool resumes = plan.kc < words;
-    if (resumes || K::kStep < words) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
+    if (resumes || K::kStep < words || x.continues) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
     typename K::State state;
     for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < plan.parts;) {
       const int64_t of_m = part / plan.n_parts;
@@ -128,8 +139,10 @@ struct Gemm {
                 const int64_t m = m0 + i * K::kMr;
                 const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
                 float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
+                const int64_t at = c0 + m * x.c_strides[2] + n;
+                if (begins && x.continues) LoadSums(x, at, rows, columns, sums);
                 K::Tile(x, a + (i - i0) * a_words + k * K::kMr, b + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
-                        begins ? nullptr : sums, ends ? nullptr : sums, c0 + m * x.c_strides[2] + n, rows, columns);
+                        begins && !x.continues ? nullptr : sums, ends ? nullptr : sums, at, rows, columns);
               }
             }
           }

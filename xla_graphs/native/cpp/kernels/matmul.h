@@ -26,6 +26,8 @@ struct Matmul {
   int64_t a_strides[4];  // p, q, m, k
   int64_t b_strides[4];  // p, q, k, n
   int64_t c_strides[4];  // p, q, m, n
+  // The sums begin with what C holds, f32, instead of 0: as if its terms stood before those of A and B along k.
+  bool continues;
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.

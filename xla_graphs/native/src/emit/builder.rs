@@ -210,8 +210,8 @@ impl Emitter<'_> {
                 self.instruction(&part(&call.op, &shapes, *index, shape)?, &[x(0)])?
             }
             Op::KernelMatmul(matmul) => {
-                let shapes = [self.operand_shape(0), self.operand_shape(1)];
-                self.instruction(&kernels::matmul(matmul, &shapes), &[x(0), x(1)])?
+                let (values, shapes) = self.operands();
+                self.instruction(&kernels::matmul(matmul, &shapes), &values)?
             }
             Op::KernelAttention(attention) => {
                 let (values, shapes) = self.operands();

@@ -14,6 +14,11 @@ const ONE_PASS: &str = "xtrain.one_pass.1";
 /// The instruction of a matmul, complete but for its id, name, operands and metadata.
 pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstructionProto {
     let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
+    let sums = call.continues.then(|| OutputOperandAliasing {
+        operand_index: 2,
+        ..Default::default()
+    });
+    let sums = sums.into_iter();
     let config = format!(
         "{{kernel = {} : i64, sizes = {}, a_strides = {}, b_strides = {}, c_strides = {}}}",
         call.kernel.number(),
@@ -31,6 +36,7 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
         // Or layout assignment could turn what the kernel reads.
         constrain_layout: true,
         operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
+        output_operand_aliasing: sums.collect(),
         ..Default::default()
     }
 }

@@ -100,6 +100,7 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   Matmul x;
   x.a_bf16 = named.is_bf16 && random() % 2, x.b_bf16 = named.is_bf16 && random() % 2, x.c_bf16 = named.is_bf16 && random() % 2;
   for (int64_t& batch : x.batch) batch = number % 3 == 0 ? up_to(3) : 1;
+  x.continues = !x.c_bf16 && number % 2 == 0;
   x.m = up_to(number % 5 == 0 ? 40 : side), x.n = up_to(side), x.k = up_to(number % 7 == 0 ? 10 * side : side);
   const bool interleaved = random() % 2;
   const int64_t a_size = Lay(random, x, x.m, x.k, random() % 2, interleaved, x.a_strides);
@@ -108,23 +109,37 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   const Operand a = Numbers(random, a_size, x.a_bf16, named.is_bf16, number % 4 == 1);
   const Operand b = Numbers(random, b_size, x.b_bf16, named.is_bf16, number % 8 == 1);
   const int64_t width = x.c_bf16 ? 2 : 4;
-  std::vector<char> c((c_size + kGuard) * width, kUntouched), again = c;
+  std::vector<char> c((c_size + kGuard) * width, kUntouched);
+  std::vector<float> before(c_size);
+  std::normal_distribution<float> normal;
+  // What the sums begin with, where they do not begin with 0.
+  const auto each_of_c = [&x](auto then) {
+    for (int64_t i = 0; i < x.batch[0] * x.batch[1] * x.m * x.n; ++i) {
+      const int64_t n = i % x.n, m = i / x.n % x.m, q = i / (x.n * x.m) % x.batch[1], p = i / (x.n * x.m * x.batch[1]);
+      then(p, q, m, n, p * x.c_strides[0] + q * x.c_strides[1] + m * x.c_strides[2] + n);
+    }
+  };
+  if (x.continues) {
+    each_of_c([&](int64_t, int64_t, int64_t, int64_t, int64_t at) {
+      before[at] = normal(random);
+      std::memcpy(&c[at * 4], &before[at], 4);
+    });
+  }
+  std::vector<char> again = c, in_two = c;
   x.a = a.bytes.data(), x.b = b.bytes.data(), x.c = c.data();
   const int threads = static_cast<int>(up_to(8)), others = 1 + threads % 8;
   Run(kernel, x, threads);
 
   double worst = 0;
   std::vector<char> touched(c_size + kGuard);
-  for (int64_t i = 0; i < x.batch[0] * x.batch[1] * x.m * x.n; ++i) {
-    const int64_t n = i % x.n, m = i / x.n % x.m, q = i / (x.n * x.m) % x.batch[1], p = i / (x.n * x.m * x.batch[1]);
+  each_of_c([&](int64_t p, int64_t q, int64_t m, int64_t n, int64_t at) {
     const float* row = &a.numbers[p * x.a_strides[0] + q * x.a_strides[1] + m * x.a_strides[2]];
     const float* column = &b.numbers[p * x.b_strides[0] + q * x.b_strides[1] + n * x.b_strides[3]];
-    double want = 0, sizes = 0;
+    double want = before[at], sizes = std::fabs(want);
     for (int64_t k = 0; k < x.k; ++k) {
       const double product = static_cast<double>(row[k * x.a_strides[3]]) * column[k * x.b_strides[2]];
       want += product, sizes += std::fabs(product);
     }
-    const int64_t at = p * x.c_strides[0] + q * x.c_strides[1] + m * x.c_strides[2] + n;
     touched[at] = 1;
     float got;
     uint16_t low;
@@ -132,11 +147,11 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
     if (width == 2) std::memcpy(&low, &c[at * width], 2), got = FromBf16(low);
     if (std::isnan(want) != std::isnan(got) && !(sizes > 1e37 && std::isfinite(sizes))) worst = 1e9;
     if (std::isinf(want) && got != want) worst = 1e9;
-    if (!std::isfinite(want) || sizes > 1e37) continue;  // the latter may overflow on the way
+    if (!std::isfinite(want) || sizes > 1e37) return;  // the latter may overflow on the way
     // Rounding of each sum, and of a bf16 result; subnormals may count as zero.
     const double allowed = sizes * 1e-7 * std::sqrt(static_cast<double>(x.k)) + (x.c_bf16 ? std::fabs(want) / 256 : 0) + 1e-30;
     worst = std::max(worst, std::isfinite(got) ? std::fabs(got - want) / allowed : 1e9);
-  }
+  });
   bool ok = worst < 3;
   for (int64_t i = 0; i < c_size + kGuard; ++i) {
     for (int64_t byte = 0; byte < width && !touched[i]; ++byte) ok = ok && c[i * width + byte] == kUntouched;
@@ -144,6 +159,21 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   x.c = again.data();
   Run(kernel, x, others);
   ok = ok && c == again;
+  // The terms along k in two calls, the second of which continues: the same bits.
+  const int64_t half = x.k / 64 * 32;
+  if (!x.c_bf16 && half > 0) {
+    Matmul part = x;
+    part.c = in_two.data(), part.k = half;
+    Run(kernel, part, threads);
+    part.a = static_cast<const char*>(x.a) + half * x.a_strides[3] * (x.a_bf16 ? 2 : 4);
+    part.b = static_cast<const char*>(x.b) + half * x.b_strides[2] * (x.b_bf16 ? 2 : 4);
+    part.k = x.k - half, part.continues = true;
+    Run(kernel, part, others);
+    if (c != in_two) {
+      std::printf("%s: case %d, other bits in two calls\n", named.name, number);
+      return false;
+    }
+  }
   if (!ok) {
     std::printf("%s: case %d, m %ld n %ld k %ld, %ld x %ld: error %g of what rounding allows, %s bits with %d and %d threads\n",
                 named.name, number, long(x.m), long(x.n), long(x.k), long(x.batch[0]), long(x.batch[1]), worst,

@@ -4,7 +4,7 @@
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
-use xtrain_graphs::op::{Attention, CpuKernel, DotDims, F64, Op};
+use xtrain_graphs::op::{Attention, Comparison, CpuKernel, DotDims, F64, Op};
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
 /// Those of this processor; `None` if it has none.
@@ -228,6 +228,151 @@ fn an_update_in_one_pass_is_the_update() {
             };
             assert_close(&got.numbers(), &want.numbers(), tolerance);
         }
+    }
+}
+
+/// A head over more words than a step wants to hold logits of: hidden states `[N, E]`, the table
+/// `[V, E]`, a bias and labels, a part of which count; logits are capped as Gemma 2 caps them.
+fn head(x: &[Tensor], low: DType) -> xtrain_graphs::Result<[Tensor; 2]> {
+    let [hidden, table, bias, labels] = x else {
+        unreachable!()
+    };
+    let dims = DotDims {
+        lhs_contracting: vec![1],
+        rhs_contracting: vec![1],
+        ..DotDims::default()
+    };
+    let logits = hidden
+        .convert(low)?
+        .dot_general(&table.convert(low)?, dims, low)?
+        .convert(DType::F32)?;
+    let bias = bias.broadcast_in(logits.dims(), &[1])?;
+    let logits = logits
+        .add(&bias)?
+        .mul_scalar(1.0 / 3.0)?
+        .tanh()?
+        .mul_scalar(3.0)?;
+    Ok([logits.cross_entropy(labels, -100)?, logits])
+}
+
+fn head_arguments(rng: &mut Rng, rows: usize, vocabulary: usize) -> [Value; 4] {
+    let labels: Vec<f64> = (0..rows)
+        .map(|row| match row % 5 {
+            0 => -100.0,
+            _ => rng.int(0, vocabulary - 1) as f64,
+        })
+        .collect();
+    [
+        values(rng, DType::F32, &[rows, 32]),
+        values(rng, DType::F32, &[vocabulary, 32]),
+        values(rng, DType::F32, &[vocabulary]),
+        Value::new(DType::S32, &[rows], &labels),
+    ]
+}
+
+/// Whether the lowered graph holds the logits of all rows.
+fn holds_logits(graph: &Graph, kernels: CpuKernels, dims: [usize; 2]) -> bool {
+    let lowered = passes::lower(graph, Target::Cpu(kernels)).unwrap();
+    lowered.check().unwrap();
+    lowered.nodes.iter().any(|node| node.shape.dims == dims)
+}
+
+#[test]
+fn logits_of_large_vocabularies_are_computed_in_blocks() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(31);
+    // Two blocks, the second with fewer rows.
+    let dims @ [rows, vocabulary] = [530, 131_100];
+    let arguments = head_arguments(&mut rng, rows, vocabulary);
+    for low in [DType::F32, DType::BF16] {
+        let graph = trace(&arguments, |_, x| {
+            let [losses, logits] = head(x, low)?;
+            let count = x[3].compare_scalar(Comparison::Ne, -100.0)?;
+            let count = count.convert(DType::F32)?.sum_all()?;
+            let loss = losses.sum_all()?.div(&count)?;
+            let best = logits.max(&[1])?;
+            let mut results = vec![loss.clone(), losses, best];
+            results.extend(backward(&loss, &x[..3])?);
+            Ok(results)
+        })
+        .unwrap();
+        assert!(!holds_logits(&graph, kernels, dims));
+        assert!(holds_logits(&graph, CpuKernels::default(), dims));
+        let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+        let want = compile_for(&graph, Target::CPU).run(&arguments);
+        for (got, want) in got.iter().zip(&want) {
+            let [got, want] = [got, want].map(Value::numbers);
+            let most = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let scaled = |x: Vec<f64>| -> Vec<f64> { x.iter().map(|x| x / most).collect() };
+            // Of bf16, XLA rounds logits that a kernel gives in f32.
+            let tolerance = if low == DType::BF16 { 2e-2 } else { 1e-4 };
+            assert_close(&scaled(got), &scaled(want), tolerance);
+        }
+    }
+}
+
+/// Where logits are small, are read otherwise, or have a gradient that needs all losses first.
+#[test]
+fn logits_stay_whole_where_blocks_cannot_stand_for_them() {
+    let kernels = CpuKernels {
+        bf16: Some(CpuKernel::AmxBf16),
+        f32: Some(CpuKernel::Avx512F32),
+        ..CpuKernels::default()
+    };
+    let mut rng = Rng(32);
+    let held = |dims @ [rows, vocabulary]: [usize; 2],
+                rng: &mut Rng,
+                results: fn(&[Tensor]) -> xtrain_graphs::Result<Vec<Tensor>>| {
+        let graph = trace(&head_arguments(rng, rows, vocabulary), |_, x| results(x)).unwrap();
+        holds_logits(&graph, kernels, dims)
+    };
+    let large = [530, 131_100];
+    let gradients = |x: &[Tensor]| {
+        let [losses, _] = head(x, DType::F32)?;
+        backward(&losses.sum_all()?, &x[..3])
+    };
+    assert!(!held(large, &mut rng, gradients));
+    assert!(held([512, 131_100], &mut rng, gradients));
+    assert!(held([2048, 5000], &mut rng, gradients));
+    assert!(held(large, &mut rng, |x| Ok(head(x, DType::F32)?.to_vec())));
+    assert!(held(large, &mut rng, |x| {
+        let [losses, _] = head(x, DType::F32)?;
+        let loss = losses.sum_all()?;
+        backward(&loss.mul(&loss)?, &x[..3])
+    }));
+    // Forward alone.
+    assert!(!held(large, &mut rng, |x| Ok(vec![
+        head(x, DType::F32)?[0].clone()
+    ])));
+}
+
+/// Sums of matmuls, in f32: one after the other adds to what is there.
+#[test]
+fn the_sum_of_matmuls_is_one_array() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(33);
+    let arguments: Vec<Value> = [[130, 70], [70, 190], [130, 900], [900, 190]]
+        .iter()
+        .map(|dims| values(&mut rng, DType::F32, dims))
+        .collect();
+    let turned = |x: Tensor| x.transpose(&[1, 0]);
+    let sum = |x: &[Tensor], turn: &dyn Fn(Tensor) -> xtrain_graphs::Result<Tensor>| {
+        let [a, b, c, d] = x else { unreachable!() };
+        turn(a.matmul(b)?)?.add(&turn(c.matmul(d)?)?)
+    };
+    for turn in [&turned as &dyn Fn(Tensor) -> _, &Ok] {
+        let graph = trace(&arguments, |_, x| Ok(vec![sum(x, turn)?])).unwrap();
+        let calls = calls(&graph, kernels);
+        let continues = calls.iter().map(|op| match op {
+            Op::KernelMatmul(call) => call.continues,
+            _ => panic!("{calls:?}"),
+        });
+        assert_eq!(continues.collect::<Vec<bool>>(), [false, true]);
+        let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+        let want = compile_for(&graph, Target::CPU).run(&arguments);
+        assert_close(&got[0].numbers(), &want[0].numbers(), 1e-4);
     }
 }
 
