@@ -60,6 +60,29 @@ fn stages_train_as_one_device_does() {
     }
 }
 
+/// A tied table's gradient is that of the head and, added to some rows several times, that of the look-up.
+/// Each stage adds them up for its own copy, and at the end the copies are compared. The learning rate is
+/// so high that a bit more or less in a gradient shows in the weights.
+#[test]
+fn copies_of_a_tied_table_stay_equal() {
+    let bench = Bench::new();
+    let (_, what) = what(0);
+    for (index, mesh) in [
+        "--per_device_train_batch_size 4 --pipeline_parallel 2",
+        "--per_device_train_batch_size 2 --pipeline_parallel 2 --data_parallel 2",
+        "--per_device_train_batch_size 2 --pipeline_parallel 2 --shard_parallel 2",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = bench.run(&format!(
+            "train {what} --optim sgd --learning_rate 0.5 --max_steps 4 --save_strategy no --disable_tqdm \
+             --per_device_eval_batch_size 2 {mesh} --output_dir tied-{index}"
+        ));
+        run.succeeded();
+    }
+}
+
 /// The graphs of later stages are for devices beyond those that they run on.
 #[test]
 fn stored_graphs_of_stages_are_no_damage() {

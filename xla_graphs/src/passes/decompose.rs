@@ -12,9 +12,11 @@ use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::Replaced;
 use crate::target::Target;
 use crate::trace::Tensor;
+use std::collections::HashSet;
 
 pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
     let order: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
+    let outputs: HashSet<NodeId> = graph.outputs.iter().map(|output| output.node).collect();
     let decomposed = graph.rebuild_in(&order, |trace, id, replaced| {
         let node = &graph.nodes[id as usize];
         let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
@@ -39,6 +41,15 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
             }
             Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
             Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
+            // Another stage adds up what this one gives it as it is: the bits have to be the same.
+            Op::Binary(Binary::Add)
+                if node
+                    .operands
+                    .iter()
+                    .any(|&id| is_given(graph, &outputs, id)) =>
+            {
+                x[0].add(&x[1])
+            }
             Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
             Op::Barrier if !target.takes_barriers() => Ok(x[0].clone()),
             Op::BarrierAfter if !target.keeps_barriers() => special::after(&x[0], &x[1]),
@@ -123,6 +134,22 @@ fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
         None
     };
     sum.map_or_else(|| a.add(b), Ok)
+}
+
+/// Whether a graph gives a value, or what was exchanged between replicas for it.
+fn is_given(graph: &Graph, outputs: &HashSet<NodeId>, mut id: NodeId) -> bool {
+    loop {
+        if outputs.contains(&id) {
+            return true;
+        }
+        let node = &graph.nodes[id as usize];
+        match node.op {
+            Op::AllReduce(_)
+            | Op::ReduceScatter { .. }
+            | Op::Composite(Composite::MasterGradient) => id = node.operands[0],
+            _ => return false,
+        }
+    }
 }
 
 /// Where the dropout mask of attention `id` comes from.
