@@ -69,7 +69,10 @@ fn presets() -> Vec<(&'static str, Value)> {
         })
     };
     vec![
-        ("gpt-neox-20b", json!({})),
+        (
+            "gpt-neox-20b",
+            json!({"hidden_act": "gelu_fast", "eos_token_id": 0}),
+        ),
         ("pythia-14m", pythia(128, 6, 4, 50304)),
         ("pythia-70m", pythia(512, 6, 8, 50304)),
         ("pythia-160m", pythia(768, 12, 12, 50304)),

@@ -219,12 +219,13 @@ fn llama_presets() -> Vec<(&'static str, Value)> {
         });
         sizes(five, more)
     };
-    let smollm2 = |five, theta: f64| {
+    let smollm2 = |five, theta: f64, initializer_range: f64| {
         let more = json!({
             "vocab_size": 49152,
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5,
             "rope_theta": theta,
+            "initializer_range": initializer_range,
             "tie_word_embeddings": true,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -244,9 +245,15 @@ fn llama_presets() -> Vec<(&'static str, Value)> {
             "Llama-3.1-8B",
             llama3([4096, 32, 32, 8, 14336], 128, 8.0, false),
         ),
-        ("SmolLM2-135M", smollm2([576, 30, 9, 3, 1536], 1e5)),
-        ("SmolLM2-360M", smollm2([960, 32, 15, 5, 2560], 1e5)),
-        ("SmolLM2-1.7B", smollm2([2048, 24, 32, 32, 8192], 1.3e5)),
+        (
+            "SmolLM2-135M",
+            smollm2([576, 30, 9, 3, 1536], 1e5, 1.0 / 24.0),
+        ),
+        ("SmolLM2-360M", smollm2([960, 32, 15, 5, 2560], 1e5, 0.02)),
+        (
+            "SmolLM2-1.7B",
+            smollm2([2048, 24, 32, 32, 8192], 1.3e5, 0.02),
+        ),
     ]
 }
 
