@@ -148,7 +148,7 @@ def gemma3_text(draw):
 def phi3(draw):
     config = decoder(draw)
     share = draw.choice([1.0, 1.0, 0.5, 0.75, 0.4])
-    if int(config["head_dim"] * share) % 2 == 1 or int(config["head_dim"] * share) == 0:
+    if int(config["head_dim"] * share) == 0:
         share = 1.0
     # transformers takes longrope besides, which xtrain does not.
     config["rope_parameters"] = draw.rope(["default"]) | {"partial_rotary_factor": share}
@@ -229,7 +229,10 @@ def gptj(draw):
 
 def gpt_neox(draw):
     heads, head_dim = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 12])
-    rope = draw.rope() | dict(partial_rotary_factor=2 * draw.randint(1, head_dim // 2) / head_dim)
+    rotated = draw.randint(1, head_dim)
+    # Of an odd number one more is rotated, but not with yarn.
+    kinds = ["default", "linear", "llama3"] + ["yarn"] * (rotated % 2 == 0)
+    rope = draw.rope(kinds) | dict(partial_rotary_factor=rotated / head_dim)
     config = dict(hidden_size=heads * head_dim, num_hidden_layers=draw.randint(1, 4), num_attention_heads=heads, intermediate_size=draw.randint(3, 50),
                   hidden_act=draw.choice(["gelu", *ACTIVATIONS]), max_position_embeddings=draw.randint(20, 64), vocab_size=draw.randint(30, 90), hidden_dropout=0.0,
                   attention_dropout=0.0, classifier_dropout=0.0, layer_norm_eps=draw.choice([1e-5, 1e-3]), bos_token_id=0, eos_token_id=0, pad_token_id=draw.choice([None, 1]),
