@@ -250,6 +250,10 @@ def gpt_neo(draw):
     return ["GPTNeoForCausalLM", "GPTNeoForSequenceClassification"], hf.GPTNeoConfig, config
 
 
+# Settings of some families that the others' configurations may hold, which transformers then overlooks.
+OF_SOME = dict(mlp_bias=True, use_sliding_window=False, no_rope_layers=[0] * 4, no_rope_layer_interval=2, query_pre_attn_scalar=3, attn_logit_softcapping=0.5,
+               final_logit_softcapping=0.5, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=2.0)
+
 FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj, gpt_neox]
 
 
@@ -289,6 +293,8 @@ def saved_and_read(draw, folder, model, cls, config_class):
         if attempt < 3:
             if draw.perhaps(0.6):
                 respell(draw, config)
+            foreign = [key for key in OF_SOME if key not in usual]
+            config |= {key: OF_SOME[key] for key in draw.sample(foreign, draw.choice([0, 0, min(3, len(foreign))]))}
             share = draw.choice([0.0, 0.5, 1.0])
             for key in list(config):
                 if key in usual and usual[key] == config[key] and key not in ("model_type", "architectures") and draw.perhaps(share):

@@ -7,28 +7,26 @@ use serde_json::{Value, json};
 
 const LLAMA_SWITCHES: Switches = Switches {
     biases: Biases::OfKey,
-    has_mlp_bias_key: true,
+    keys: &["mlp_bias"],
     activation: "hidden_act",
     norms_heads: false,
     is_gemma: false,
     norms_outputs: false,
     is_fused: false,
-    has_score_scalar: false,
-    caps_scores: false,
     windows: Windows::None,
     has_local_rotary: false,
 };
 
 const MISTRAL_SWITCHES: Switches = Switches {
     biases: Biases::None,
-    has_mlp_bias_key: false,
+    keys: &[],
     windows: Windows::All,
     ..LLAMA_SWITCHES
 };
 
 const QWEN2_SWITCHES: Switches = Switches {
     biases: Biases::QueriesKeysValues,
-    has_mlp_bias_key: false,
+    keys: &["use_sliding_window"],
     windows: Windows::Of(|config, layer| Ok(layer >= config.count("max_window_layers")?)),
     ..LLAMA_SWITCHES
 };
@@ -40,8 +38,25 @@ const QWEN3_SWITCHES: Switches = Switches {
 };
 
 const SMOLLM3_SWITCHES: Switches = Switches {
+    keys: &[
+        "mlp_bias",
+        "use_sliding_window",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+    ],
     // Layers with a window are those that do not rotate.
     windows: Windows::Of(|config, layer| Ok(!rotates(config, layer)?)),
+    ..LLAMA_SWITCHES
+};
+
+const GRANITE_SWITCHES: Switches = Switches {
+    keys: &[
+        "mlp_bias",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "attention_multiplier",
+        "logits_scaling",
+    ],
     ..LLAMA_SWITCHES
 };
 
@@ -51,7 +66,7 @@ const PHI3_SWITCHES: Switches = Switches {
 };
 
 const GEMMA_SWITCHES: Switches = Switches {
-    has_mlp_bias_key: false,
+    keys: &[],
     is_gemma: true,
     ..LLAMA_SWITCHES
 };
@@ -59,15 +74,19 @@ const GEMMA_SWITCHES: Switches = Switches {
 const GEMMA2_SWITCHES: Switches = Switches {
     activation: "hidden_activation",
     norms_outputs: true,
-    has_score_scalar: true,
-    caps_scores: true,
+    keys: &[
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ],
     windows: Windows::Of(|_, layer| Ok(layer.is_multiple_of(2))),
     ..GEMMA_SWITCHES
 };
 
 const GEMMA3_SWITCHES: Switches = Switches {
     norms_heads: true,
-    caps_scores: false,
+    // transformers has `attn_logit_softcapping` too, but does not apply it here.
+    keys: &["query_pre_attn_scalar", "final_logit_softcapping"],
     windows: Windows::Of(|config, layer| {
         Ok(!(layer + 1).is_multiple_of(config.size("sliding_window_pattern")?))
     }),
@@ -150,7 +169,7 @@ pub(crate) const GRANITE: Family = Family {
         token: None,
     },
     defaults: include_str!("../configs/granite.json"),
-    build: |config, read, head| Llama::build(&LLAMA_SWITCHES, config, read, head),
+    build: |config, read, head| Llama::build(&GRANITE_SWITCHES, config, read, head),
     ..family("Granite", "granite", "ibm-granite", "Granite")
 };
 
