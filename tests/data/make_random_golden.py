@@ -175,7 +175,7 @@ def modernbert(draw):
                    norm_eps=draw.choice([1e-5, 1e-3]), hidden_activation=draw.choice(["gelu", *ACTIVATIONS]), classifier_activation=draw.choice(["gelu", *ACTIVATIONS]),
                    classifier_pooling=draw.choice(["cls", "mean"]), embedding_dropout=0.0, mlp_dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0,
                    sparse_prediction=False)
-    config |= {key: draw.perhaps() for key in ["norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias"]}
+    config |= {key: draw.perhaps() for key in ["norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias", "tie_word_embeddings"]}
     config |= draw.choice([dict(global_attn_every_n_layers=draw.randint(1, 4)), dict(layer_types=draw.layer_types(config["num_hidden_layers"]))])
     return classes("ModernBert", language="ForMaskedLM"), hf.ModernBertConfig, config
 
