@@ -108,7 +108,7 @@ impl GptNeoX {
     fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
         read.refuse_unbuilt()?;
         let info = ModelInfo {
-            pooling: Pooling::LastToken,
+            pooling: Pooling::last_token(&read)?,
             head_dim: read.head_dim()?,
             ..ModelInfo::read(config, &read, head)?
         };

@@ -193,7 +193,7 @@ impl Llama {
             "attention to later tokens is not implemented for decoders",
         )?;
         let info = ModelInfo {
-            pooling: Pooling::LastToken,
+            pooling: Pooling::last_token(&read)?,
             ..ModelInfo::read(config, &read, head)?
         };
         let count = read.layers()?;
