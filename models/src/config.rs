@@ -70,6 +70,11 @@ impl Config {
         self.values.insert(key.to_string(), value.into());
     }
 
+    /// Takes a key out, if it is there.
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.values.remove(key);
+    }
+
     /// This configuration with the keys that it lacks taken from `defaults`, for reading; a null
     /// here stays null.
     pub(crate) fn over(&self, defaults: Config) -> Config {

@@ -51,7 +51,7 @@ impl Decoder {
         let hidden_size = read.size("hidden_size")?;
         Ok(Decoder {
             info: ModelInfo {
-                pooling: Pooling::LastToken,
+                pooling: Pooling::last_token(read)?,
                 ..ModelInfo::read(config, read, head)?
             },
             layers: read.layers()?,

@@ -69,7 +69,10 @@ fn presets() -> Vec<(&'static str, Value)> {
         })
     };
     vec![
-        ("gpt-neox-20b", json!({})),
+        (
+            "gpt-neox-20b",
+            json!({"hidden_act": "gelu_fast", "eos_token_id": 0}),
+        ),
         ("pythia-14m", pythia(128, 6, 4, 50304)),
         ("pythia-70m", pythia(512, 6, 8, 50304)),
         ("pythia-160m", pythia(768, 12, 12, 50304)),
@@ -105,7 +108,7 @@ impl GptNeoX {
     fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
         read.refuse_unbuilt()?;
         let info = ModelInfo {
-            pooling: Pooling::LastToken,
+            pooling: Pooling::last_token(&read)?,
             head_dim: read.head_dim()?,
             ..ModelInfo::read(config, &read, head)?
         };

@@ -249,16 +249,21 @@ pub(crate) fn mean_rows(hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     Ok(sum.div(&count)?)
 }
 
-/// The hidden state `[B, C]` of each sequence's last token that is not `pad_token_id`, which
-/// decoders classify by. As in transformers the ids count, not the mask, and a row of nothing but
+/// The hidden state `[B, C]` of each sequence's last token that is not `padding`, which decoders
+/// classify by. As in transformers the ids count, not the mask, and a row of nothing but
 /// padding is read at 0.
 ///
 /// # Errors
-/// If there is no `pad_token_id` and more than one sequence.
-pub(crate) fn last_rows(hidden: &Tensor, batch: &TokenBatch, config: &Config) -> Result<Tensor> {
+/// If there is no such token and more than one sequence; `config` is named in the message.
+pub(crate) fn last_rows(
+    hidden: &Tensor,
+    batch: &TokenBatch,
+    config: &Config,
+    padding: Option<usize>,
+) -> Result<Tensor> {
     let [b, t] = batch.size();
     let trace = hidden.trace();
-    let last = match config.token_id_or("pad_token_id", None)? {
+    let last = match padding {
         Some(pad) => {
             let position = trace.iota(DType::S32, &[b, t], 1)?;
             let is_text = batch.input_ids.compare_scalar(Comparison::Ne, pad as f64)?;

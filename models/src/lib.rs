@@ -446,6 +446,39 @@ mod tests {
     }
 
     #[test]
+    fn classifiers_find_the_last_token_by_their_familys_padding_where_none_is_said() {
+        let labels = HeadKind::SequenceClassification { labels: 2 };
+        let pooling = |mut more: serde_json::Value| {
+            let sizes = serde_json::json!({"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 8, "vocab_size": 16});
+            let more = more.as_object_mut().unwrap();
+            more.extend(sizes.as_object().unwrap().clone());
+            build(Config::new(more.clone(), "a test"), labels)
+                .unwrap()
+                .info()
+                .pooling
+        };
+        for (config, padding) in [
+            (serde_json::json!({"model_type": "gemma"}), Some(0)),
+            (
+                serde_json::json!({"model_type": "gemma", "pad_token_id": 3}),
+                Some(3),
+            ),
+            (
+                serde_json::json!({"model_type": "gemma", "pad_token_id": null}),
+                None,
+            ),
+            (serde_json::json!({"model_type": "llama"}), None),
+        ] {
+            assert_eq!(
+                pooling(config.clone()),
+                Pooling::LastToken { padding },
+                "{config}"
+            );
+        }
+    }
+
+    #[test]
     fn presets_go_by_their_names_on_the_hub_too() {
         assert_eq!(preset("EleutherAI/gpt-neo-125m"), preset("gpt-neo-125m"));
         assert!(

@@ -42,9 +42,20 @@ pub enum Pooling {
     /// The first token's, as encoders have it.
     FirstToken,
     /// The last that is not `pad_token_id`, as decoders have it.
-    LastToken,
+    LastToken {
+        /// That token, if the family or the configuration has one.
+        padding: Option<usize>,
+    },
     /// The mean over the attended tokens.
     Mean,
+}
+
+impl Pooling {
+    /// What decoders do by a configuration that lacks no key.
+    pub(crate) fn last_token(read: &Config) -> Result<Pooling> {
+        let padding = read.token_id_or("pad_token_id", None)?;
+        Ok(Pooling::LastToken { padding })
+    }
 }
 
 impl ModelInfo {
@@ -107,7 +118,9 @@ pub trait Model {
         match self.info().pooling {
             Pooling::FirstToken => layers::first_rows(hidden, batch),
             Pooling::Mean => layers::mean_rows(hidden, batch),
-            Pooling::LastToken => layers::last_rows(hidden, batch, self.config()),
+            Pooling::LastToken { padding } => {
+                layers::last_rows(hidden, batch, self.config(), padding)
+            }
         }
     }
 

@@ -80,6 +80,8 @@ struct ModernBert {
     mlp_bias: bool,
     classifier_bias: bool,
     decoder_bias: bool,
+    /// Whether the decoder's weight is the embedding's.
+    tied_decoder: bool,
     padding_idx: Option<usize>,
     /// Of each layer whether it sees its neighbourhood only.
     is_local: Vec<bool>,
@@ -119,11 +121,6 @@ fn local_layers(config: &Config, layers: usize) -> Result<Vec<bool>> {
 impl ModernBert {
     fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
         read.refuse_unbuilt()?;
-        read.only(
-            "tie_word_embeddings",
-            true,
-            "an untied masked-LM decoder is not implemented",
-        )?;
         let pooling = match read.text_or("classifier_pooling", "cls")?.as_str() {
             "cls" => Pooling::FirstToken,
             "mean" => Pooling::Mean,
@@ -144,6 +141,7 @@ impl ModernBert {
             mlp_bias: read.flag_or("mlp_bias", false)?,
             classifier_bias: read.flag_or("classifier_bias", false)?,
             decoder_bias: read.flag_or("decoder_bias", true)?,
+            tied_decoder: read.flag_or("tie_word_embeddings", true)?,
             padding_idx: read.padding_idx()?,
             is_local: local_layers(&read, read.layers()?)?,
             // Sizes are below 2^31.
@@ -281,6 +279,17 @@ impl Model for ModernBert {
                 let dropped = rng.dropout(&rows, self.classifier_dropout)?;
                 let to = (Axis::Labels, labels);
                 linear(weights, "classifier", &dropped, Axis::Embed, to)
+            }
+            HeadKind::MaskedLm | HeadKind::CausalLm if !self.tied_decoder => {
+                let to = (Axis::Vocab, self.info.vocab_size);
+                linear_with_bias_if(
+                    self.decoder_bias,
+                    weights,
+                    "decoder",
+                    &rows,
+                    Axis::Embed,
+                    to,
+                )
             }
             HeadKind::MaskedLm | HeadKind::CausalLm => {
                 let (decoder, _scope) = weights.enter("decoder");

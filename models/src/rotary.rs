@@ -125,11 +125,15 @@ impl Rotary {
             return Err(settings.unsupported("partial_rotary_factor", reason));
         }
         let rotated = (head_dim as f64 * share) as usize;
-        if rotated == 0 || !rotated.is_multiple_of(2) {
+        // Of an odd number transformers rotates one more: values turn in pairs.
+        if rotated == 0 || rotated.next_multiple_of(2) > head_dim {
             let reason = format!(
-                "{rotated} of a head's {head_dim} values would be rotated; it takes an even number"
+                "{rotated} of a head's {head_dim} values would be rotated; they turn in pairs"
             );
-            return Err(settings.unsupported("partial_rotary_factor", reason));
+            return Err(match share {
+                1.0 => config.unsupported("head_dim", reason),
+                _ => settings.unsupported("partial_rotary_factor", reason),
+            });
         }
         let plain = Rotary::new(positive("rope_theta")?, rotated);
         let kind_key = match settings.get("rope_type") {
@@ -173,6 +177,10 @@ impl Rotary {
                     (1.0 - smooth) * frequency / factor + smooth * frequency
                 }))
             }
+            "yarn" if !rotated.is_multiple_of(2) => {
+                let reason = format!("yarn rotates an even number of values, not {rotated}");
+                Err(settings.unsupported("partial_rotary_factor", reason))
+            }
             "yarn" => {
                 let length = positive("original_max_position_embeddings")?;
                 let factor = match settings.get("factor") {
@@ -188,14 +196,14 @@ impl Rotary {
         }
     }
 
-    /// `base^(-2i / R)` for each pair i.
+    /// `base^(-2i / rotated)` for each pair i. Of an odd number of values one more is rotated.
     pub fn new(base: f64, rotated: usize) -> Self {
         let frequency = |i: usize| {
             let exponent = (2 * i) as f32 / rotated as f32;
             1.0 / base.powf(f64::from(exponent)) as f32
         };
         Rotary {
-            frequencies: (0..rotated / 2).map(frequency).collect(),
+            frequencies: (0..rotated.div_ceil(2)).map(frequency).collect(),
             factor: 1.0,
         }
     }
@@ -407,6 +415,29 @@ mod tests {
         for config in [four, five] {
             let frequencies = rotary(config, &local).unwrap().frequencies;
             assert_eq!(frequencies, Rotary::new(100.0, 8).frequencies);
+        }
+    }
+
+    #[test]
+    fn of_an_odd_number_of_values_one_more_turns() {
+        let keys = RotaryKeys {
+            may_be_partial: true,
+            ..ROTARY
+        };
+        let of = |share: f64, kind: &str| {
+            let parameters = json!({"rope_theta": 100.0, "partial_rotary_factor": share,
+                "rope_type": kind, "factor": 2.0});
+            rotary(json!({ "rope_parameters": parameters }), &keys)
+        };
+        let third = of(0.4, "default").unwrap(); // 3 of 8
+        assert_eq!(
+            third.frequencies,
+            [1.0, 1.0 / 100f64.powf(f64::from(2.0f32 / 3.0)) as f32]
+        );
+        assert_eq!(third.rotated(), 4);
+        for (share, kind) in [(0.1, "default"), (0.4, "yarn")] {
+            let message = of(share, kind).err().unwrap().to_string();
+            assert!(message.contains("partial_rotary_factor"), "{message}");
         }
     }
 

@@ -178,6 +178,11 @@ impl Weights {
             if Path::new(shard).file_name() != Some(shard.as_ref()) {
                 return Err(bad(&format!("{shard:?} is not a plain file name")));
             }
+            if !dir.join(shard).exists() {
+                return Err(bad(&format!(
+                    "it names {shard}, which is not beside it; a model needs all of its files"
+                )));
+            }
             shards
                 .entry(dir.join(shard))
                 .or_insert_with(Vec::new)
@@ -210,6 +215,14 @@ impl Weights {
             // into them, so the mapped inode keeps its bytes; another program that truncates it in
             // place would be at fault, as with any mapped file.
             let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
+            if map.starts_with(b"version https://git-lfs") {
+                return Err(Error::BadContent {
+                    path: path.clone(),
+                    reason:
+                        "it only points to weights that Git LFS holds; `git lfs pull` fetches them"
+                            .into(),
+                });
+            }
             match path.extension() {
                 Some(extension) if extension == "bin" => {
                     read_torch(path, &map, files.len(), &mut tensors)?;
@@ -790,13 +803,30 @@ mod tests {
         let error = index(serde_json::json!({"a": "model-00003-of-00002.safetensors"}))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("model-00003"), "{error}");
+        assert!(
+            error.contains("names model-00003-of-00002.safetensors, which is not beside it"),
+            "{error}"
+        );
         assert!(
             index(serde_json::json!({"a": "../x"}))
                 .unwrap_err()
                 .to_string()
                 .contains("plain file name")
         );
+    }
+
+    #[test]
+    fn pointers_of_git_lfs_are_no_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+        for name in ["pytorch_model.bin", "model.safetensors"] {
+            fs::write(dir.path().join(name), pointer).unwrap();
+            let error = Weights::open(dir.path()).unwrap_err().to_string();
+            assert!(
+                error.contains(name) && error.contains("git lfs pull"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

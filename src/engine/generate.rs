@@ -100,6 +100,10 @@ impl Settings {
                 .filter(|value| *value >= 0.0)
                 .ok_or_else(|| wrong(key)),
         };
+        let share = |key: &str, flag: Option<f64>, usual: f64| match number(key, flag, usual)? {
+            value if value <= 1.0 => Ok(value),
+            _ => Err(wrong(key)),
+        };
         let count = |key: &str, flag: Option<usize>, usual: usize| {
             number(key, flag.map(|value| value as f64), usual as f64).map(|value| value as usize)
         };
@@ -107,7 +111,10 @@ impl Settings {
             || flags.top_k.is_some()
             || flags.top_p.is_some()
             || flags.min_p.is_some();
-        let in_file = file.get("do_sample").and_then(Value::as_bool);
+        let in_file = match file.get("do_sample") {
+            None | Some(Value::Null) => None,
+            Some(value) => Some(value.as_bool().ok_or_else(|| wrong("do_sample"))?),
+        };
         let samples = flags
             .do_sample
             .unwrap_or(says_sampling || in_file.unwrap_or(true));
@@ -115,18 +122,18 @@ impl Settings {
         let sampling = Sampling {
             temperature: if samples { temperature } else { 0.0 },
             top_k: count("top_k", flags.top_k, 50)?,
-            top_p: number("top_p", flags.top_p, 1.0)?,
-            min_p: number("min_p", flags.min_p, 0.0)?,
+            top_p: share("top_p", flags.top_p, 1.0)?,
+            min_p: share("min_p", flags.min_p, 0.0)?,
             repetition_penalty: number("repetition_penalty", flags.repetition_penalty, 1.0)?,
             seed,
         };
         if sampling.repetition_penalty == 0.0 {
             return Err(wrong("repetition_penalty"));
         }
-        let eos = match ids(file.get("eos_token_id")) {
+        let eos = match ids("generation_config.json", file)? {
             found if !found.is_empty() => found,
             _ => {
-                let mut found = ids(model.get("eos_token_id"));
+                let mut found = ids("config.json", model)?;
                 found.extend(tokenizer.eos_id());
                 found
             }
@@ -153,14 +160,26 @@ impl Settings {
     }
 }
 
-/// A token id, or a list of them.
-fn ids(value: Option<&Value>) -> Vec<u32> {
-    let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-    match value {
-        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
-        Some(value) => id(value).into_iter().collect(),
-        None => Vec::new(),
-    }
+/// `eos_token_id`: a token id, or a list of them; one below zero is none.
+fn ids(file: &str, values: &Map<String, Value>) -> Result<Vec<u32>, Error> {
+    let key = "eos_token_id";
+    let list = match values.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list.clone(),
+        Some(value) => vec![value.clone()],
+    };
+    let id = |value: &Value| match value.as_i64()? {
+        ..0 => Some(None),
+        id => u32::try_from(id).ok().map(Some),
+    };
+    let read: Option<Vec<Option<u32>>> = list.iter().map(id).collect();
+    let found = read.ok_or_else(|| {
+        Error::usage(
+            format!("{file}: `{key}` = {} is not valid", values[key]),
+            "it must be the number of a token, or a list of such numbers",
+        )
+    })?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 impl Generator {
@@ -465,12 +484,22 @@ mod tests {
         }
         let neutral = json!({"num_beams": 1, "suppress_tokens": [], "typical_p": 1.0, "forced_eos_token_id": null});
         assert!(settings(GenerationFlags::default(), neutral).is_ok());
-        let error = settings(GenerationFlags::default(), json!({"top_p": "high"}));
-        let message = error.err().unwrap().to_string();
-        assert!(
-            message.contains("top_p") && message.contains("high"),
-            "{message}"
-        );
+        let with_none = settings(GenerationFlags::default(), json!({"eos_token_id": [-1, 5]}));
+        assert_eq!(with_none.unwrap().eos, [5]);
+        for (file, key, value) in [
+            (json!({"top_p": "high"}), "top_p", "high"),
+            (json!({"min_p": 1.5}), "min_p", "1.5"),
+            (json!({"do_sample": "yes"}), "do_sample", "yes"),
+            (json!({"eos_token_id": [5, "x"]}), "eos_token_id", "x"),
+            (json!({"eos_token_id": 5.5}), "eos_token_id", "5.5"),
+        ] {
+            let error = settings(GenerationFlags::default(), file);
+            let message = error.err().unwrap().to_string();
+            assert!(
+                message.contains(key) && message.contains(value),
+                "{message}"
+            );
+        }
     }
 
     #[test]

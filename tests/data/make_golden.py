@@ -80,7 +80,8 @@ CASES = [
     ("llama-cls", hf.LlamaForSequenceClassification, hf.LlamaConfig(**LLAMA | LABELS), 12),
     ("mistral-token-cls", hf.MistralForTokenClassification, hf.MistralConfig(**LLAMA | LABELS | dict(sliding_window=4, classifier_dropout=0.0)), 12),
     ("qwen2", hf.Qwen2ForCausalLM, hf.Qwen2Config(**LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)), 12),
-    ("qwen3", hf.Qwen3ForCausalLM, hf.Qwen3Config(**LLAMA | dict(tie_word_embeddings=True)), 12),
+    # With settings of other families, which transformers overlooks.
+    ("qwen3", hf.Qwen3ForCausalLM, hf.Qwen3Config(**LLAMA | dict(tie_word_embeddings=True, mlp_bias=True, no_rope_layers=[0, 0], final_logit_softcapping=0.5, logits_scaling=2.0, embedding_multiplier=3.0)), 12),
     ("smollm3", hf.SmolLM3ForCausalLM, hf.SmolLM3Config(**LLAMA | dict(no_rope_layer_interval=2)), 12),
     ("granite", hf.GraniteForCausalLM, hf.GraniteConfig(**LLAMA | dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.3, logits_scaling=2.0)), 12),
     ("gemma", hf.GemmaForCausalLM, hf.GemmaConfig(**LLAMA | dict(num_key_value_heads=1)), 12),

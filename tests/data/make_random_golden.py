@@ -148,7 +148,7 @@ def gemma3_text(draw):
 def phi3(draw):
     config = decoder(draw)
     share = draw.choice([1.0, 1.0, 0.5, 0.75, 0.4])
-    if int(config["head_dim"] * share) % 2 == 1 or int(config["head_dim"] * share) == 0:
+    if int(config["head_dim"] * share) == 0:
         share = 1.0
     # transformers takes longrope besides, which xtrain does not.
     config["rope_parameters"] = draw.rope(["default"]) | {"partial_rotary_factor": share}
@@ -175,7 +175,7 @@ def modernbert(draw):
                    norm_eps=draw.choice([1e-5, 1e-3]), hidden_activation=draw.choice(["gelu", *ACTIVATIONS]), classifier_activation=draw.choice(["gelu", *ACTIVATIONS]),
                    classifier_pooling=draw.choice(["cls", "mean"]), embedding_dropout=0.0, mlp_dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0,
                    sparse_prediction=False)
-    config |= {key: draw.perhaps() for key in ["norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias"]}
+    config |= {key: draw.perhaps() for key in ["norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias", "tie_word_embeddings"]}
     config |= draw.choice([dict(global_attn_every_n_layers=draw.randint(1, 4)), dict(layer_types=draw.layer_types(config["num_hidden_layers"]))])
     return classes("ModernBert", language="ForMaskedLM"), hf.ModernBertConfig, config
 
@@ -229,7 +229,10 @@ def gptj(draw):
 
 def gpt_neox(draw):
     heads, head_dim = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 12])
-    rope = draw.rope() | dict(partial_rotary_factor=2 * draw.randint(1, head_dim // 2) / head_dim)
+    rotated = draw.randint(1, head_dim)
+    # Of an odd number one more is rotated, but not with yarn.
+    kinds = ["default", "linear", "llama3"] + ["yarn"] * (rotated % 2 == 0)
+    rope = draw.rope(kinds) | dict(partial_rotary_factor=rotated / head_dim)
     config = dict(hidden_size=heads * head_dim, num_hidden_layers=draw.randint(1, 4), num_attention_heads=heads, intermediate_size=draw.randint(3, 50),
                   hidden_act=draw.choice(["gelu", *ACTIVATIONS]), max_position_embeddings=draw.randint(20, 64), vocab_size=draw.randint(30, 90), hidden_dropout=0.0,
                   attention_dropout=0.0, classifier_dropout=0.0, layer_norm_eps=draw.choice([1e-5, 1e-3]), bos_token_id=0, eos_token_id=0, pad_token_id=draw.choice([None, 1]),
@@ -246,6 +249,10 @@ def gpt_neo(draw):
                   attention_dropout=0.0, classifier_dropout=0.0, layer_norm_epsilon=draw.choice([1e-5, 1e-3]), bos_token_id=0, eos_token_id=0, pad_token_id=draw.choice([None, 1]))
     return ["GPTNeoForCausalLM", "GPTNeoForSequenceClassification"], hf.GPTNeoConfig, config
 
+
+# Settings of some families that the others' configurations may hold, which transformers then overlooks.
+OF_SOME = dict(mlp_bias=True, use_sliding_window=False, no_rope_layers=[0] * 4, no_rope_layer_interval=2, query_pre_attn_scalar=3, attn_logit_softcapping=0.5,
+               final_logit_softcapping=0.5, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=2.0)
 
 FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj, gpt_neox]
 
@@ -286,6 +293,8 @@ def saved_and_read(draw, folder, model, cls, config_class):
         if attempt < 3:
             if draw.perhaps(0.6):
                 respell(draw, config)
+            foreign = [key for key in OF_SOME if key not in usual]
+            config |= {key: OF_SOME[key] for key in draw.sample(foreign, draw.choice([0, 0, min(3, len(foreign))]))}
             share = draw.choice([0.0, 0.5, 1.0])
             for key in list(config):
                 if key in usual and usual[key] == config[key] and key not in ("model_type", "architectures") and draw.perhaps(share):

@@ -7,28 +7,26 @@ use serde_json::{Value, json};
 
 const LLAMA_SWITCHES: Switches = Switches {
     biases: Biases::OfKey,
-    has_mlp_bias_key: true,
+    keys: &["mlp_bias"],
     activation: "hidden_act",
     norms_heads: false,
     is_gemma: false,
     norms_outputs: false,
     is_fused: false,
-    has_score_scalar: false,
-    caps_scores: false,
     windows: Windows::None,
     has_local_rotary: false,
 };
 
 const MISTRAL_SWITCHES: Switches = Switches {
     biases: Biases::None,
-    has_mlp_bias_key: false,
+    keys: &[],
     windows: Windows::All,
     ..LLAMA_SWITCHES
 };
 
 const QWEN2_SWITCHES: Switches = Switches {
     biases: Biases::QueriesKeysValues,
-    has_mlp_bias_key: false,
+    keys: &["use_sliding_window"],
     windows: Windows::Of(|config, layer| Ok(layer >= config.count("max_window_layers")?)),
     ..LLAMA_SWITCHES
 };
@@ -40,8 +38,25 @@ const QWEN3_SWITCHES: Switches = Switches {
 };
 
 const SMOLLM3_SWITCHES: Switches = Switches {
+    keys: &[
+        "mlp_bias",
+        "use_sliding_window",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+    ],
     // Layers with a window are those that do not rotate.
     windows: Windows::Of(|config, layer| Ok(!rotates(config, layer)?)),
+    ..LLAMA_SWITCHES
+};
+
+const GRANITE_SWITCHES: Switches = Switches {
+    keys: &[
+        "mlp_bias",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "attention_multiplier",
+        "logits_scaling",
+    ],
     ..LLAMA_SWITCHES
 };
 
@@ -51,7 +66,7 @@ const PHI3_SWITCHES: Switches = Switches {
 };
 
 const GEMMA_SWITCHES: Switches = Switches {
-    has_mlp_bias_key: false,
+    keys: &[],
     is_gemma: true,
     ..LLAMA_SWITCHES
 };
@@ -59,15 +74,19 @@ const GEMMA_SWITCHES: Switches = Switches {
 const GEMMA2_SWITCHES: Switches = Switches {
     activation: "hidden_activation",
     norms_outputs: true,
-    has_score_scalar: true,
-    caps_scores: true,
+    keys: &[
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ],
     windows: Windows::Of(|_, layer| Ok(layer.is_multiple_of(2))),
     ..GEMMA_SWITCHES
 };
 
 const GEMMA3_SWITCHES: Switches = Switches {
     norms_heads: true,
-    caps_scores: false,
+    // transformers has `attn_logit_softcapping` too, but does not apply it here.
+    keys: &["query_pre_attn_scalar", "final_logit_softcapping"],
     windows: Windows::Of(|config, layer| {
         Ok(!(layer + 1).is_multiple_of(config.size("sliding_window_pattern")?))
     }),
@@ -150,7 +169,7 @@ pub(crate) const GRANITE: Family = Family {
         token: None,
     },
     defaults: include_str!("../configs/granite.json"),
-    build: |config, read, head| Llama::build(&LLAMA_SWITCHES, config, read, head),
+    build: |config, read, head| Llama::build(&GRANITE_SWITCHES, config, read, head),
     ..family("Granite", "granite", "ibm-granite", "Granite")
 };
 
@@ -219,12 +238,13 @@ fn llama_presets() -> Vec<(&'static str, Value)> {
         });
         sizes(five, more)
     };
-    let smollm2 = |five, theta: f64| {
+    let smollm2 = |five, theta: f64, initializer_range: f64| {
         let more = json!({
             "vocab_size": 49152,
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5,
             "rope_theta": theta,
+            "initializer_range": initializer_range,
             "tie_word_embeddings": true,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -244,9 +264,15 @@ fn llama_presets() -> Vec<(&'static str, Value)> {
             "Llama-3.1-8B",
             llama3([4096, 32, 32, 8, 14336], 128, 8.0, false),
         ),
-        ("SmolLM2-135M", smollm2([576, 30, 9, 3, 1536], 1e5)),
-        ("SmolLM2-360M", smollm2([960, 32, 15, 5, 2560], 1e5)),
-        ("SmolLM2-1.7B", smollm2([2048, 24, 32, 32, 8192], 1.3e5)),
+        (
+            "SmolLM2-135M",
+            smollm2([576, 30, 9, 3, 1536], 1e5, 1.0 / 24.0),
+        ),
+        ("SmolLM2-360M", smollm2([960, 32, 15, 5, 2560], 1e5, 0.02)),
+        (
+            "SmolLM2-1.7B",
+            smollm2([2048, 24, 32, 32, 8192], 1.3e5, 0.02),
+        ),
     ]
 }
 

@@ -31,8 +31,8 @@ use xtrain_graphs::{DropoutRng, Tensor};
 /// What a family fixes, whatever a configuration says.
 struct Switches {
     biases: Biases,
-    /// Whether `mlp_bias` is a setting.
-    has_mlp_bias_key: bool,
+    /// Those of [`SOME_KEYS`] that are settings of the family; transformers overlooks the others.
+    keys: &'static [&'static str],
     /// The key of the activation.
     activation: &'static str,
     /// Queries and keys are normalized head by head.
@@ -44,15 +44,25 @@ struct Switches {
     norms_outputs: bool,
     /// Queries, keys and values are one matrix, gate and up another.
     is_fused: bool,
-    /// Whether `query_pre_attn_scalar` stands for the head size in the scale of scores.
-    has_score_scalar: bool,
-    /// Whether `attn_logit_softcapping` caps scores: Gemma 3 has the key, but transformers does not
-    /// apply it there.
-    caps_scores: bool,
     windows: Windows,
     /// Layers with a window rotate otherwise.
     has_local_rotary: bool,
 }
+
+/// Settings of some families only.
+const SOME_KEYS: [&str; 11] = [
+    "mlp_bias",
+    "use_sliding_window",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+];
 
 /// Which projections of attention have biases.
 enum Biases {
@@ -102,7 +112,6 @@ struct Layer {
 fn windows(switches: &Switches, config: &Config, layers: usize) -> Result<Vec<Option<u32>>> {
     let window = match switches.windows {
         Windows::None => None,
-        // Qwen and SmolLM3 have a flag besides.
         _ if !config.flag_or("use_sliding_window", true)? => None,
         _ => config.optional_size("sliding_window")?,
     };
@@ -169,9 +178,14 @@ impl Llama {
     fn build(
         switches: &'static Switches,
         config: Config,
-        read: Config,
+        mut read: Config,
         head: HeadKind,
     ) -> Result<Box<dyn Model>> {
+        for key in SOME_KEYS {
+            if !switches.keys.contains(&key) {
+                read.remove(key);
+            }
+        }
         read.refuse_unbuilt()?;
         read.only(
             "use_bidirectional_attention",
@@ -179,7 +193,7 @@ impl Llama {
             "attention to later tokens is not implemented for decoders",
         )?;
         let info = ModelInfo {
-            pooling: Pooling::LastToken,
+            pooling: Pooling::last_token(&read)?,
             ..ModelInfo::read(config, &read, head)?
         };
         let count = read.layers()?;
@@ -232,10 +246,7 @@ impl Llama {
             Some(_) => Err(read.unsupported(key, "must be positive, or null for none")),
             None => Ok(None),
         };
-        let score_width = match switches.has_score_scalar {
-            true => read.float("query_pre_attn_scalar")?,
-            false => info.head_dim as f64,
-        };
+        let score_width = read.float_or("query_pre_attn_scalar", info.head_dim as f64)?;
         if score_width <= 0.0 {
             return Err(read.unsupported("query_pre_attn_scalar", "must be positive"));
         }
@@ -255,16 +266,13 @@ impl Llama {
             eps: read.float("rms_norm_eps")?,
             qkv_bias,
             output_bias,
-            mlp_bias: switches.has_mlp_bias_key && read.flag_or("mlp_bias", false)?,
+            mlp_bias: read.flag_or("mlp_bias", false)?,
             padding_idx: read.padding_idx()?,
             tied_head: read.flag_or("tie_word_embeddings", false)?,
             layers,
             rotaries,
             score_scale: read.float_or("attention_multiplier", 1.0 / score_width.sqrt())?,
-            score_cap: match switches.caps_scores {
-                true => cap("attn_logit_softcapping")?,
-                false => None,
-            },
+            score_cap: cap("attn_logit_softcapping")?,
             logit_cap: cap("final_logit_softcapping")?,
             embedding_factor: read.float_or("embedding_multiplier", gemma_factor)?,
             residual_factor: read.float_or("residual_multiplier", 1.0)?,
