@@ -72,12 +72,15 @@ pub enum ModelSource {
     Pretrained {
         /// Its local path.
         directory: PathBuf,
+        /// What `--model_type` says, if it was given: a `config.json` that says otherwise is an
+        /// error.
+        model_type: Option<&'static str>,
     },
     /// Random weights.
     Scratch {
         /// What `--model_type` says, if it was given: a configuration file that says otherwise is
         /// an error.
-        model_type: Option<String>,
+        model_type: Option<&'static str>,
         /// The configuration that `overrides` are laid over.
         config: ConfigSource,
         /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names
