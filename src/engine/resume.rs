@@ -333,9 +333,9 @@ impl Resuming<'_> {
         if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
             note_changes(&old, &new);
             if old.get("optim") != new.get("optim") {
-                say(&format!(
-                    "note: state that both optimizers have is the checkpoint's; the rest starts anew"
-                ));
+                say(
+                    "note: state that both optimizers have is the checkpoint's; the rest starts anew",
+                );
             }
         }
         let old = &saved.state;
@@ -377,9 +377,9 @@ impl Resuming<'_> {
             ));
         }
         if step >= new {
-            say(&format!(
-                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
-            ));
+            say(
+                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)",
+            );
         }
     }
 

@@ -71,9 +71,9 @@ fn run_labels(
         }
     }
     if !given && labels.are_numbers() {
-        say(&format!(
-            "note: the labels are numbers, some of them fractions: a regression, on the mean squared error"
-        ));
+        say(
+            "note: the labels are numbers, some of them fractions: a regression, on the mean squared error",
+        );
     }
     set_padding(config, tokenizer)?;
     Ok(Some(RunLabels { map: labels, given }))
