@@ -286,3 +286,80 @@ fn evaluations_remember_how_the_training_read_its_data() {
         run.stderr
     );
 }
+
+/// Scripts are often given a model's name as its type and configuration too.
+#[test]
+fn a_models_type_and_configuration_may_be_named_beside_it() {
+    let bench = Bench::new();
+    let line = "--train_file articles.txt --block_size 32 --per_device_train_batch_size 4 --max_steps 1 --disable_tqdm \
+                --save_strategy no --report none";
+    bench
+        .run(&format!(
+            "train clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64 --tokenizer_name byte_bpe \
+             --output_dir model {line}"
+        ))
+        .succeeded();
+    bench
+        .run(&format!(
+            "train clm --model_type=gpt2 --model_name_or_path=model --config_name=model --tokenizer_name=model --output_dir out {line}"
+        ))
+        .succeeded();
+    let run = bench.run(&format!(
+        "train clm --model_type gpt_neo --model_name_or_path model --output_dir other {line}"
+    ));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr.contains(
+            "error: --model_type is gpt_neo, but model/config.json says gpt2\nhint: leave --model_type out\n"
+        ),
+        "{}",
+        run.stderr
+    );
+}
+
+/// Where the last step is no multiple and the last epoch is cut short, what hangs on steps and
+/// epochs still happens at the end.
+#[test]
+fn the_end_of_a_training_is_evaluated_and_saved() {
+    let bench = Bench::new();
+    let steps_with = |output: &str, key: &str, more: &str| -> Vec<u64> {
+        let line = format!(
+            "train clm {GPT2} --do_train --per_device_train_batch_size 4 --max_steps 5 --overwrite_output_dir --output_dir {output} \
+             --report none {more}"
+        );
+        bench.run(&line).succeeded();
+        let records = json_lines(&bench.path(output).join("log.jsonl"));
+        let with = records.iter().filter(|record| record.get(key).is_some());
+        with.map(|record| record["step"].as_u64().unwrap())
+            .collect()
+    };
+    // The evaluation that --do_eval stands for follows the training.
+    let by_steps = "--eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 4 --logging_steps 2";
+    assert_eq!(steps_with("steps", "eval_loss", by_steps), [2, 4, 5, 5]);
+    assert_eq!(checkpoints(&bench, "steps"), [4, 5]);
+    let by_epoch = "--eval_strategy epoch --save_strategy epoch --logging_strategy epoch";
+    assert_eq!(steps_with("epoch", "eval_loss", by_epoch), [5, 5]);
+    assert_eq!(checkpoints(&bench, "epoch"), [5]);
+    assert_eq!(steps_with("again", "loss", by_epoch), [5]);
+    let delayed = format!("{by_steps} --eval_delay 6");
+    assert_eq!(steps_with("delayed", "eval_loss", &delayed), [5]);
+}
+
+/// Throughput is the Trainer's: an epoch has the examples that there are, not those of full batches.
+#[test]
+fn an_epoch_has_the_examples_of_its_set() {
+    let bench = Bench::new();
+    let seen = |output: &str, more: &str| -> f64 {
+        bench
+            .run(&format!(
+                "train clm {GPT2} --do_train --per_device_train_batch_size 8 --max_train_samples 20 --report none \
+                 --save_strategy no --output_dir {output} {more}"
+            ))
+            .succeeded();
+        let results = bench.json(&format!("{output}/train_results.json"));
+        let of = |key: &str| results[key].as_f64().unwrap();
+        (of("train_samples_per_second") * of("train_runtime")).round()
+    };
+    assert_eq!(seen("epochs", "--num_train_epochs 2"), 40.0);
+    assert_eq!(seen("steps", "--max_steps 3"), 24.0);
+}

@@ -100,6 +100,33 @@ fn a_grid_is_run_once_and_compared() {
     assert_eq!(again.stdout.lines().count(), 7);
 }
 
+/// A directory's results are thrown away only if the command says so.
+#[test]
+fn a_sweep_replaces_runs_of_another_command_only_when_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let with = |more: &[&str]| {
+        let mut command = sweep(dir, "--grid learning_rate=1e-4");
+        command.args(more.iter().copied());
+        command.run()
+    };
+    with(&[]).succeeded();
+    let model = dir.join("grid/learning_rate=1e-4/model.safetensors");
+    let made = fs::read(&model).unwrap();
+    let run = with(&["--seed", "7"]);
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr.contains(
+            "error: grid/learning_rate=1e-4 was made with other flags\nhint: name another --output_dir, or add --overwrite_output_dir"
+        ),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(fs::read(&model).unwrap(), made);
+    with(&["--seed", "7", "--overwrite_output_dir"]).succeeded();
+    assert_ne!(fs::read(&model).unwrap(), made);
+}
+
 #[test]
 fn what_cannot_run_is_said_before_anything_runs() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::checkpoint::lock::Lock;
 use crate::report::notice::{Place, while_busy};
-use crate::report::progress::clock;
+use crate::report::progress::{clock, say};
 use crate::report::units::duration;
 use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
@@ -183,7 +183,10 @@ impl Compiler {
                 Some(_) => format!("; `xtrain cache explain {:.8}` says what changed", key.id()),
                 None => format!(": {reason}"),
             };
-            eprintln!("compiling {} (new configuration){details}", graph.name);
+            say(&format!(
+                "compiling {} (new configuration){details}",
+                graph.name
+            ));
         }
         Ok((self.compile(graph, key, origin)?, None, reason))
     }
@@ -315,7 +318,7 @@ impl Compiler {
     fn warn(&self, text: String) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if warned.insert(text.clone()) {
-            eprintln!("warning: {text}");
+            say(&format!("warning: {text}"));
         }
     }
 }

@@ -43,7 +43,13 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
         };
         match path(&plan, *format) {
             Some(path) => {
-                write(&path, &text)?;
+                let dir = path.parent().unwrap_or(Path::new(""));
+                if !dir.as_os_str().is_empty() && !dir.is_dir() {
+                    let problem = format!("--output: {} is not a directory here", dir.display());
+                    return Err(Error::failed(problem).with_hint("make it, or name another file"));
+                }
+                let written = write(&path, &text);
+                written.map_err(|error| error.with_hint("--output FILE writes it elsewhere"))?;
                 eprintln!("written: {}", path.display());
             }
             None => std::io::stdout()
@@ -62,9 +68,22 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
         ReportFormat::Json => "json",
         ReportFormat::Png => "png",
     };
+    let is_ending = |path: &Path| {
+        let own = path.extension();
+        own.is_some_and(|own| {
+            ["html", "md", "json", "png"]
+                .iter()
+                .any(|known| own == *known)
+        })
+    };
     match (&plan.output, &plan.formats[..]) {
-        // As it was named.
+        // As it was named. A point that no ending follows is part of a name (`lr=0.1`).
         (Some(path), [_]) if path.extension().is_some() => Some(path.clone()),
+        (Some(path), _) if !is_ending(path) => {
+            let mut name = path.clone().into_os_string();
+            name.push(format!(".{ending}"));
+            Some(name.into())
+        }
         (Some(path), _) => Some(path.with_extension(ending)),
         (None, [ReportFormat::Markdown | ReportFormat::Json]) => None,
         (None, _) => Some(Path::new(REPORT_FILE).with_extension(ending)),

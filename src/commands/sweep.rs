@@ -39,7 +39,11 @@ struct Running<'a> {
 }
 
 pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
-    fs::create_dir_all(&plan.output_dir).map_err(failed("making the sweep's directory"))?;
+    fs::create_dir_all(&plan.output_dir).map_err(|error| {
+        let dir = plan.output_dir.display();
+        Error::because(format!("--output_dir: cannot create {dir}"), error)
+            .with_hint("name a directory that you may write to")
+    })?;
     let memory = plan.output_dir.join(SWEEP_FILE);
     let mut done: Done = match fs::read(&memory) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(failed("reading sweep.json"))?,
@@ -47,6 +51,18 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     };
     let is_done = |run: &&SweptRun| done.0.get(&run.name) == Some(&run.words);
     let (finished, left): (Vec<_>, Vec<_>) = plan.runs.iter().partition(is_done);
+    // Results of hours are not thrown away because a flag was typed otherwise.
+    let is_kept = |run: &&&SweptRun| done.0.contains_key(&run.name) && !run.replaces;
+    if let Some(run) = left.iter().find(is_kept) {
+        let problem = format!(
+            "{} was made with other flags",
+            plan.output_dir.join(&run.name).display()
+        );
+        return Err(Error::usage(
+            problem,
+            "name another --output_dir, or add --overwrite_output_dir to the command to make such runs anew",
+        ));
+    }
     let (all, mut ended) = (plan.runs.len(), finished.len());
     if ended > 0 {
         eprintln!("{ended} of {all} runs are done");

@@ -673,6 +673,36 @@ mod tests {
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
             ("train mlm --model_type brt", "did you mean `bert`?"),
+            // Not the name that looks most alike, but what does the same.
+            (
+                "train clm --mixed_precision fp16",
+                "use --bf16 or --fp16 instead",
+            ),
+            (
+                "train clm --evaluate_during_training",
+                "use --eval_strategy steps instead",
+            ),
+            ("train clm --mlm", "use `xtrain train mlm` instead"),
+            (
+                "train clm --optim paged_lion_8bit",
+                "use lion: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+            ),
+            (
+                "train clm --optim adamw_bnb_8bit",
+                "use adamw_torch: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+            ),
+            (
+                "train clm --optim galore_adamw_layerwise",
+                "use adamw_torch, the nearest of them",
+            ),
+            (
+                "train clm --optim adamw_torh",
+                "did you mean `adamw_torch`?",
+            ),
+            (
+                "train clm --attn_implementation flash_attention_2",
+                "leave `attn_implementation` out: attention is fused wherever the device can",
+            ),
         ] {
             assert_eq!(
                 typed(line).unwrap_err().hint().as_deref(),

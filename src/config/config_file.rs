@@ -152,20 +152,22 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             "--config takes a TOML or JSON file",
         )
     })?;
-    let entries = match extension {
-        Some("json") => read_json(&text),
-        Some("toml") => read_toml(&text),
-        _ if text.trim_start().starts_with('{') => read_json(&text),
-        _ => read_toml(&text),
+    let is_json = match extension {
+        Some("json") => true,
+        Some("toml") => false,
+        _ => text.trim_start().starts_with('{'),
     };
-    entries.map_err(|(line, message)| {
-        problem(
-            path,
-            Some(line),
-            message,
+    let (entries, fix) = match is_json {
+        true => (
+            read_json(&text),
+            "keys are flag names, as in `{\"learning_rate\": 5e-5}`",
+        ),
+        false => (
+            read_toml(&text),
             "keys are flag names, as in `learning_rate = 5e-5`",
-        )
-    })
+        ),
+    };
+    entries.map_err(|(line, message)| problem(path, Some(line), message, fix))
 }
 
 /// Reads the file and adds its settings to those that were typed, which win.
@@ -624,7 +626,7 @@ mod tests {
             (
                 "a.json",
                 "[1]",
-                "a.json:1: not a JSON object | keys are flag names, as in `learning_rate = 5e-5`",
+                "a.json:1: not a JSON object | keys are flag names, as in `{\"learning_rate\": 5e-5}`",
             ),
         ] {
             assert_eq!(read(name, text).unwrap_err(), message);

@@ -2,6 +2,7 @@
 //! and where; the hint, printed on its own line, says what to do instead. All of these end the
 //! program with exit code 2 before anything was started.
 
+use super::instead;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -186,9 +187,13 @@ impl UsageError {
             UsageError::IncompleteCommand { command, choices } => choices
                 .first()
                 .map(|choice| format!("for example `xtrain {command} {choice} --help`")),
-            UsageError::BadValue { nearest, .. } => {
-                nearest.map(|choice| format!("did you mean `{choice}`?"))
-            }
+            UsageError::BadValue {
+                name,
+                found,
+                nearest,
+                ..
+            } => instead::of_value(name, found.trim_matches('`'))
+                .or_else(|| nearest.map(|choice| format!("did you mean `{choice}`?"))),
             UsageError::NoValue { .. } | UsageError::Fetch { .. } | UsageError::Several(_) => None,
             UsageError::Refused { name, asked, .. } => Some(match &asked.instead {
                 None => format!("leave `{name}` out"),
@@ -212,6 +217,8 @@ pub enum Advice {
     Meant(String),
     /// These commands take it.
     BelongsTo(Vec<&'static str>),
+    /// Other scripts and launchers have it; what does the same here.
+    Instead(&'static str),
     Nothing,
 }
 
@@ -225,6 +232,7 @@ impl Advice {
                     "that one belongs to `xtrain {commands}`; `xtrain {command} --help` lists what this command takes"
                 )
             }
+            Advice::Instead(what) => (*what).into(),
             Advice::Nothing => format!("`xtrain {command} --help` lists what it takes"),
         }
     }

@@ -518,7 +518,7 @@ Hub {
     hub_revision: Option<String>, TRAIN;
 }
 Evaluation {
-    /// When to evaluate during training
+    /// When to evaluate during training; its last step counts as the end of an interval or epoch
     eval_strategy: Strategy = "no", TRAIN, alias "evaluation_strategy";
     /// Optimizer steps between evaluations or, below 1, the share of all steps; default:
     /// logging_steps

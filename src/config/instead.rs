@@ -1,6 +1,6 @@
-//! What stands in the place of settings that drive another library: DeepSpeed's file, PyTorch's FSDP
-//! and its relatives. Each function names the flags that do the same for a value, or nothing if the
-//! value asks for nothing.
+//! What stands in the place of settings that drive another library (DeepSpeed's file, PyTorch's FSDP
+//! and its relatives), of values that only PyTorch has, and of names that other scripts and launchers
+//! have. Each function names the flags that do the same, or nothing if there is nothing to name.
 
 use crate::checkpoint::files;
 use serde_json::Value;
@@ -92,6 +92,125 @@ pub fn of_deepspeed(value: &str) -> Option<String> {
         flags.push("--data_parallel N".into());
     }
     Some(flags.join(", "))
+}
+
+/// For a value that is none of the flag's words: the one that does the same.
+pub fn of_value(name: &str, value: &str) -> Option<String> {
+    let value = value.to_ascii_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| value.contains(part));
+    match name {
+        "optim" => {
+            let bases = ["lion", "adagrad", "rmsprop", "adafactor", "lamb", "sgd"];
+            let base = bases.into_iter().find(|base| value.contains(base));
+            let base = base.or_else(|| value.contains("adam").then_some("adamw_torch"))?;
+            if has(&["8bit", "4bit", "bnb", "paged"]) {
+                Some(format!(
+                    "use {base}: its state is float32; --shard_optimizer_state shards it over --data_parallel devices"
+                ))
+            } else if has(&[
+                "galore",
+                "apollo",
+                "lomo",
+                "schedule_free",
+                "ademamix",
+                "grok",
+                "stable",
+                "anyprecision",
+            ]) {
+                Some(format!("use {base}, the nearest of them"))
+            } else {
+                None
+            }
+        }
+        "attn_implementation" if has(&["sdpa", "flash", "flex", "paged"]) => Some(
+            "leave `attn_implementation` out: attention is fused wherever the device can".into(),
+        ),
+        _ => None,
+    }
+}
+
+/// Names of older scripts of transformers, of its relatives and of launchers, with what does the
+/// same here.
+const OF_OTHERS: &[(&[&str], &str)] = &[
+    (
+        &["evaluate_during_training"],
+        "use --eval_strategy steps instead",
+    ),
+    (&["evaluate"], "use --do_eval instead"),
+    (&["mlm"], "use `xtrain train mlm` instead"),
+    (&["wwm"], "use --whole_word_mask instead"),
+    (
+        &["data_dir", "remove_splits"],
+        "use --train_file, --validation_file and --test_file instead",
+    ),
+    (
+        &["mixed_precision", "amp", "use_amp", "half_precision"],
+        "use --bf16 or --fp16 instead",
+    ),
+    (
+        &["n_gpu", "num_gpus", "multi_gpu", "num_cores"],
+        "use --data_parallel N instead",
+    ),
+    (
+        &["num_processes", "num_machines", "machine_rank", "nprocs"],
+        "use `xtrain launch --nproc_per_node N -- train ...` instead",
+    ),
+    (
+        &["xla", "use_xla", "tpu", "use_tpu", "torch_xla"],
+        "leave it out: every step is compiled by XLA",
+    ),
+    (
+        &[
+            "use_peft",
+            "use_lora",
+            "lora_r",
+            "lora_rank",
+            "lora_alpha",
+            "lora_dropout",
+            "lora_target_modules",
+            "target_modules",
+        ],
+        "leave it out: all parameters are trained",
+    ),
+    (
+        &[
+            "load_in_8bit",
+            "load_in_4bit",
+            "quantization_config",
+            "bnb_4bit_compute_dtype",
+            "bnb_4bit_quant_type",
+        ],
+        "leave it out or, for weights of half the size, use --torch_dtype bfloat16",
+    ),
+    (
+        &["shuffle_train_dataset", "shuffle_seed"],
+        "leave it out: training examples are always shuffled, by --seed or --data_seed",
+    ),
+    (
+        &["column_delimiter"],
+        "leave it out: files named .csv are split at commas, .tsv at tabs",
+    ),
+    (
+        &[
+            "wandb_project",
+            "wandb_run_name",
+            "use_wandb",
+            "with_tracking",
+        ],
+        "use --report_to tensorboard or mlflow, and --run_name, instead",
+    ),
+    (&["num_warmup_steps"], "use --warmup_steps instead"),
+    (&["checkpointing_steps"], "use --save_steps instead"),
+    (&["max_train_steps"], "use --max_steps instead"),
+];
+
+/// For a name that only other programs have: what does the same here.
+pub fn of_name(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    let found = OF_OTHERS
+        .iter()
+        .find(|(names, _)| names.contains(&name.as_str()));
+    found.map(|(_, what)| *what)
 }
 
 /// A JSON object, or the file that holds one.

@@ -1,8 +1,10 @@
 //! Flags by name, and how a text becomes a flag's value.
 
+use super::command::sets::TRAIN_EVAL;
 use super::command::{COMMANDS, CommandName, second_words};
 use super::error::{Advice, Asked, Origin, UsageError};
 use super::flags::{FLAGS, Flag, Flags, Support, UNBUILT};
+use super::instead;
 use super::kind::{Wrong, parse_bool};
 use super::nearest::nearest;
 
@@ -58,6 +60,9 @@ pub fn advice(name: &str, command: CommandName) -> Advice {
     let elsewhere = commands_taking(name);
     if !elsewhere.is_empty() {
         return Advice::BelongsTo(shortest(elsewhere, command));
+    }
+    if let Some(what) = instead::of_name(name).filter(|_| TRAIN_EVAL.contains(command)) {
+        return Advice::Instead(what);
     }
     let known = of(command)
         .filter(|flag| flag.is_built())

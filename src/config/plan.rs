@@ -72,12 +72,15 @@ pub enum ModelSource {
     Pretrained {
         /// Its local path.
         directory: PathBuf,
+        /// What `--model_type` says, if it was given: a `config.json` that says otherwise is an
+        /// error.
+        model_type: Option<&'static str>,
     },
     /// Random weights.
     Scratch {
         /// What `--model_type` says, if it was given: a configuration file that says otherwise is
         /// an error.
-        model_type: Option<String>,
+        model_type: Option<&'static str>,
         /// The configuration that `overrides` are laid over.
         config: ConfigSource,
         /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names
@@ -429,6 +432,8 @@ pub struct SweptRun {
     pub name: String,
     /// The command line without the program and the output directory.
     pub words: Vec<String>,
+    /// Whether it takes the place of a run that was made with other flags (`--overwrite_output_dir`).
+    pub replaces: bool,
 }
 
 /// `xtrain doctor`.

@@ -331,11 +331,14 @@ fn neuron(flags: &Flags) -> NeuronSettings {
 
 fn model(flags: &Flags) -> ModelSource {
     if let Some(directory) = flags.model_name_or_path.clone() {
-        return ModelSource::Pretrained { directory };
+        return ModelSource::Pretrained {
+            directory,
+            model_type: *flags.model_type,
+        };
     }
     ModelSource::Scratch {
         config: config_source(flags.config_name.as_deref(), *flags.model_type),
-        model_type: flags.model_type.map(str::to_string),
+        model_type: *flags.model_type,
         overrides: flags.config_overrides.clone().unwrap_or_default(),
     }
 }

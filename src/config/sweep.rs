@@ -117,8 +117,13 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
         let anywhere = std::env::temp_dir().join("xtrain-sweep");
         let mut whole = words.clone();
         whole.push(format!("--output_dir={}", anywhere.display()));
-        rules::check(&parse(&whole)?)?;
-        Ok(SweptRun { name, words })
+        let flags = parse(&whole)?;
+        rules::check(&flags)?;
+        Ok(SweptRun {
+            name,
+            words,
+            replaces: *flags.overwrite_output_dir,
+        })
     };
     Ok(SweepPlan {
         runs: combinations

@@ -192,6 +192,7 @@ impl Generator {
             Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
         let source = ModelSource::Pretrained {
             directory: plan.model.clone(),
+            model_type: None,
         };
         let loaded = ModelConfig::read(&source, None)?.build(HeadKind::CausalLm, Head::Saved)?;
         tokenizer

@@ -7,6 +7,7 @@ use crate::config::{ConfigSource, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
 use crate::distributed::ProcessGroup;
 use crate::report::memory;
+use crate::report::progress::say;
 use crate::report::units::{bytes, count};
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
@@ -33,7 +34,10 @@ impl ModelConfig {
     /// If a file cannot be read, or a setting is none of the model's.
     pub fn read(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
         match source {
-            ModelSource::Pretrained { directory } => {
+            ModelSource::Pretrained {
+                directory,
+                model_type,
+            } => {
                 let read = |name: &str| {
                     hf::read_object(&directory.join(name))
                         .map_err(failed("reading the model's configuration"))
@@ -42,6 +46,7 @@ impl ModelConfig {
                     read(hf::CONFIG_FILE)?,
                     directory.join(hf::CONFIG_FILE).display().to_string(),
                 );
+                is_of_type(&config, *model_type)?;
                 let path = directory.join(hf::GENERATION_CONFIG_FILE);
                 let generation = match path.exists() {
                     true => {
@@ -63,7 +68,7 @@ impl ModelConfig {
                 config,
                 overrides,
             } => {
-                let config = scratch(model_type.as_deref(), config, overrides, tokenizer)?;
+                let config = scratch(*model_type, config, overrides, tokenizer)?;
                 Ok(ModelConfig {
                     config,
                     directory: None,
@@ -117,19 +122,21 @@ impl ModelConfig {
                 .join(", ");
             let dir = directory.display();
             if fit.replaces_a_head() {
-                eprintln!(
+                say(&format!(
                     "note: the head of {dir} has another shape (--ignore_mismatched_sizes): {names} start at random"
-                );
+                ));
             } else {
-                eprintln!("note: {dir} has no head for {task}: {names} start at random");
+                say(&format!(
+                    "note: {dir} has no head for {task}: {names} start at random"
+                ));
             }
         }
         if !fit.unused.is_empty() {
-            eprintln!(
+            say(&format!(
                 "note: of {} these are not used: {}",
                 directory.display(),
                 fit.unused.join(", ")
-            );
+            ));
         }
         Ok(LoadedModel {
             model,
@@ -145,6 +152,24 @@ pub struct LoadedModel {
     pub model: Box<dyn Model>,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,
+}
+
+/// Refuses a configuration that is not of the type that `--model_type` says.
+fn is_of_type(config: &Config, model_type: Option<&str>) -> Result<(), Error> {
+    let Some(model_type) = model_type else {
+        return Ok(());
+    };
+    let found = config
+        .text("model_type")
+        .map_err(failed("reading the configuration"))?;
+    if found == model_type {
+        return Ok(());
+    }
+    let problem = format!(
+        "--model_type is {model_type}, but {} says {found}",
+        config.source()
+    );
+    Err(Error::usage(problem, "leave --model_type out"))
 }
 
 fn scratch(
@@ -163,18 +188,7 @@ fn scratch(
             Config::new(values, file.display().to_string())
         }
     };
-    if let Some(model_type) = model_type {
-        let found = config
-            .text("model_type")
-            .map_err(failed("reading the configuration"))?;
-        if found != model_type {
-            let problem = format!(
-                "--model_type is {model_type}, but {} says {found}",
-                config.source()
-            );
-            return Err(Error::usage(problem, "leave --model_type out"));
-        }
-    }
+    is_of_type(&config, model_type)?;
     apply_overrides(&mut config, overrides)?;
     if let (Some(tokenizer), ConfigSource::Default(_) | ConfigSource::Preset(_)) =
         (tokenizer, source)

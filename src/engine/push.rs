@@ -13,6 +13,7 @@ use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_F
 use crate::config::{HubStrategy, PushPlan};
 use crate::hub::{self, Addition, Repository};
 use crate::report::page;
+use crate::report::progress::say;
 use crate::report::runs::read;
 use crate::report::units;
 use crate::trainer::Result as TrainerResult;
@@ -61,7 +62,10 @@ impl Push {
         let work = move || {
             for job in received {
                 if let Err(error) = target.commit(&job.files, &job.message) {
-                    eprintln!("warning: \"{}\" was not pushed: {error}", job.message);
+                    say(&format!(
+                        "warning: \"{}\" was not pushed: {error}",
+                        job.message
+                    ));
                 }
                 left.fetch_sub(1, Ordering::AcqRel);
             }
@@ -157,15 +161,15 @@ fn write_card(
         atomic::write_bytes(&path, text.as_bytes()).map_err(|error| error.to_string())
     });
     if let Err(error) = made {
-        eprintln!("warning: no model card: {error}");
+        say(&format!("warning: no model card: {error}"));
         return Ok(None);
     }
     let there = repository.text(CARD_FILE)?;
     if there.is_some_and(|text| !page::is_generated(&text)) {
-        eprintln!(
+        say(&format!(
             "note: the {CARD_FILE} of {} stays: somebody wrote it",
             repository.url()
-        );
+        ));
         return Ok(None);
     }
     Ok(Some(path))
@@ -227,7 +231,7 @@ impl Checkpoints {
                 // The thread outlives the run.
                 let _ = self.jobs.send(Job { files, message });
             }
-            Err(error) => eprintln!("warning: \"{message}\" was not pushed: {error}"),
+            Err(error) => say(&format!("warning: \"{message}\" was not pushed: {error}")),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkp
 use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
+use crate::report::progress::say;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
@@ -107,7 +108,7 @@ pub fn begin_run(output_dir: &Path, resumed: Option<&Checkpoint>) -> Result<u64,
 /// If the output directory cannot be read.
 pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
     let source = match &plan.model {
-        ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
+        ModelSource::Pretrained { directory, .. } => directory.canonicalize().ok(),
         ModelSource::Scratch { .. } => None,
     };
     let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
@@ -211,11 +212,11 @@ fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
     for key in keys {
         let (old, new) = (old.get(key), new.get(key));
         if !same(old, new) {
-            eprintln!(
+            say(&format!(
                 "note: {key} was {} when the checkpoint was saved and is {} now",
                 text(old),
                 text(new)
-            );
+            ));
         }
     }
 }
@@ -332,8 +333,8 @@ impl Resuming<'_> {
         if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
             note_changes(&old, &new);
             if old.get("optim") != new.get("optim") {
-                eprintln!(
-                    "note: state that both optimizers have is the checkpoint's; the rest starts anew"
+                say(
+                    "note: state that both optimizers have is the checkpoint's; the rest starts anew",
                 );
             }
         }
@@ -352,30 +353,32 @@ impl Resuming<'_> {
             ),
         ] {
             if old != new {
-                eprintln!("note: {what} was {old} when the checkpoint was saved and is {new} now");
+                say(&format!(
+                    "note: {what} was {old} when the checkpoint was saved and is {new} now"
+                ));
             }
         }
         if counts_otherwise(old, run) {
-            eprintln!(
+            say(&format!(
                 "note: counted in steps as transformers does, the run continues in epoch {} at batch {} of {}",
                 start.next_epoch, start.next_batch, length.batches_per_epoch
-            );
+            ));
         }
         if *self.settings.flags.ignore_data_skip {
-            eprintln!(
+            say(&format!(
                 "note: the run begins epoch {} again (--ignore_data_skip)",
                 start.next_epoch
-            );
+            ));
         }
         let (old, new) = (saved.state.total_steps, length.max_steps);
         if old != new {
-            eprintln!(
+            say(&format!(
                 "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
-            );
+            ));
         }
         if step >= new {
-            eprintln!(
-                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
+            say(
+                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)",
             );
         }
     }

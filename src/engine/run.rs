@@ -13,6 +13,7 @@ use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
 use crate::report::accounting::{self, Part};
+use crate::report::progress::say;
 use crate::report::trackers::RunEnd;
 use crate::tasks::Split;
 use crate::trainer::ahead::RunShapes;
@@ -66,7 +67,7 @@ impl Run {
                 command: Command::Train(plan),
                 notes,
             } => {
-                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                notes.iter().for_each(|note| say(&format!("note: {note}")));
                 Run::prepare(plan)
             }
             _ => Err(Error::failed("these words ask for no training run")),

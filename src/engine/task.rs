@@ -10,6 +10,7 @@ use crate::data::padding::Padding;
 use crate::data::stream::StreamSpec;
 use crate::data::{Error as DataError, HostLabels, LabelMap, Set, Tokenizer};
 use crate::parallel::Mesh;
+use crate::report::progress::say;
 use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
 use crate::trainer::evaluate::Metrics;
 use crate::trainer::parameters::Head;
@@ -70,8 +71,8 @@ fn run_labels(
         }
     }
     if !given && labels.are_numbers() {
-        eprintln!(
-            "note: the labels are numbers, some of them fractions: a regression, on the mean squared error"
+        say(
+            "note: the labels are numbers, some of them fractions: a regression, on the mean squared error",
         );
     }
     set_padding(config, tokenizer)?;
@@ -137,9 +138,9 @@ fn known_labels(
     if saved.are_numbers() == found.are_numbers() && (saved.are_numbers() || known()) {
         return Ok(Some(saved));
     }
-    eprintln!(
+    say(&format!(
         "note: the model's labels ({saved}) are not those of the training set ({found}), which are used"
-    );
+    ));
     Ok(None)
 }
 
@@ -194,7 +195,9 @@ fn padding_tokenizer(
             Error::failed(problem).with_hint("use the model's own tokenizer: --tokenizer_name DIR")
         );
     };
-    eprintln!("note: the tokenizer has no padding token; {token} (id {id}) serves as one");
+    say(&format!(
+        "note: the tokenizer has no padding token; {token} (id {id}) serves as one"
+    ));
     tokenizer
         .with_pad_token(&token)
         .map_err(failed("choosing a padding token"))
@@ -273,7 +276,7 @@ impl TaskData {
             _ => Error::usage(error.to_string(), format!("raise --{flag}")),
         })?;
         if let Some(note) = &length.note {
-            eprintln!("note: {note}");
+            say(&format!("note: {note}"));
         }
         let task = TaskData {
             plan,

@@ -193,6 +193,7 @@ impl Run {
         all.extend(hooks);
 
         let rows = settings.batch_rows();
+        let examples = data.examples();
         let mut batches = data.batches(&form, &client, rows, workers, &start)?;
         let began = Instant::now();
         if let Some(interrupt) = interrupt {
@@ -214,6 +215,12 @@ impl Run {
         let finished = Finished {
             progress,
             steps: progress.step - start.progress.step,
+            examples: examples_seen(
+                settings,
+                &length,
+                examples,
+                progress.step - start.progress.step,
+            ),
             runtime: began.elapsed().as_secs_f64(),
         };
         accounting::proceed_to(Part::Rest);
@@ -535,8 +542,27 @@ struct Finished {
     progress: Progress,
     /// Optimizer steps made in this process.
     steps: u64,
+    /// Examples in them.
+    examples: u64,
     /// Seconds.
     runtime: f64,
+}
+
+/// The examples of `steps` as transformers counts them: an epoch has those of the set, whatever its
+/// last batch lacks, and with `--max_steps` every step is a full one.
+fn examples_seen(
+    settings: &TrainSettings,
+    length: &RunLength,
+    examples: Option<usize>,
+    steps: u64,
+) -> u64 {
+    match (*settings.flags.max_steps, examples) {
+        (None, Some(examples)) => {
+            let all = examples as f64 * *settings.flags.num_train_epochs;
+            (all * steps as f64 / length.max_steps.max(1) as f64).round() as u64
+        }
+        _ => steps * settings.examples_per_step() as u64,
+    }
 }
 
 /// Writes the finished model and says how the run went. Returns whether it has made a step: of one
@@ -552,7 +578,7 @@ fn finish(
     let totals = state.totals;
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
-        samples: run.steps * settings.examples_per_step() as u64,
+        samples: run.examples,
         steps: run.steps,
         loss: if totals.total_steps > 0.0 {
             totals.total_loss / totals.total_steps

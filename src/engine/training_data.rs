@@ -9,6 +9,7 @@ use crate::data::Set;
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Position};
 use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
+use crate::report::progress::say;
 use crate::runtime::Client;
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::Batches;
@@ -123,7 +124,9 @@ impl TrainingBatches {
         let skipped = self.position.as_ref().map_or(0, StreamPosition::skipped);
         if skipped > 0 {
             let rows = if skipped == 1 { "row was" } else { "rows were" };
-            eprintln!("warning: {skipped} bad {rows} left out of the stream (--on_bad_row skip)");
+            say(&format!(
+                "warning: {skipped} bad {rows} left out of the stream (--on_bad_row skip)"
+            ));
         }
     }
 }

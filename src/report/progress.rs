@@ -61,6 +61,16 @@ pub fn show(text: &str) -> bool {
     shown.is_some()
 }
 
+/// Prints a message on standard error, broken between words, above the bar that stands there.
+pub fn say(text: &str) {
+    let text = terminal::folded(text, 0);
+    let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match shown {
+        Some(bar) => bar.suspend(|| eprintln!("{text}")),
+        None => eprintln!("{text}"),
+    }
+}
+
 /// May be shared between threads.
 pub struct Progress {
     what: String,

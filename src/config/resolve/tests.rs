@@ -36,7 +36,7 @@ fn defaults_are_those_of_training_arguments() {
     assert_eq!(
         plan.model,
         ModelSource::Scratch {
-            model_type: Some("gpt2".into()),
+            model_type: Some("gpt2"),
             config: ConfigSource::Default("gpt2"),
             overrides: vec![]
         }
@@ -214,7 +214,8 @@ fn models_are_found_by_name_or_path() {
     assert_eq!(
         plan.model,
         ModelSource::Pretrained {
-            directory: fixture.path("model")
+            directory: fixture.path("model"),
+            model_type: None
         }
     );
     assert_eq!(

@@ -4,6 +4,7 @@ use super::output::newest_checkpoint;
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::suits_task;
 use crate::config::command::sets::{GENERATE, MLM, PREDICT};
+use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::config::from_hub;
 use std::path::Path;
@@ -12,28 +13,29 @@ use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
 /// Either a directory with weights, or a description of a model with random ones.
 pub fn weights_or_a_description(flags: &Flags) -> Verdict {
     if flags.model_name_or_path.is_given() {
+        // Scripts are often given one name as model, configuration and tokenizer.
+        let config = flags.config_name.as_deref().map(Path::new);
+        let is_another = config != flags.model_name_or_path.as_deref();
         let descriptions = [
             (
-                flags.model_type.given_name(),
-                "its config.json says what it is",
+                flags.config_name.given_name().filter(|_| is_another),
+                "it has its own config.json",
             ),
-            (flags.config_name.given_name(), "it has its own config.json"),
             (
                 flags.config_overrides.given_name(),
                 "a trained model's sizes cannot be changed",
             ),
         ];
-        for (name, why) in descriptions {
-            if let Some(name) = name {
-                return refuse(
-                    format!("--{name} does not go with --model_name_or_path: {why}"),
-                    format!(
-                        "leave --{name} out or, to train from random weights, leave --model_name_or_path out"
-                    ),
-                );
-            }
-        }
-        return Ok(());
+        let refusals = descriptions.into_iter().filter_map(|(name, why)| {
+            let name = name?;
+            Some(UsageError::illegal(
+                format!("--{name} does not go with --model_name_or_path: {why}"),
+                format!(
+                    "leave --{name} out or, to train from random weights, leave --model_name_or_path out"
+                ),
+            ))
+        });
+        return UsageError::all(refusals.collect());
     }
     // These have rules of their own: random weights do not predict.
     if GENERATE.contains(flags.command) || PREDICT.contains(flags.command) {
@@ -173,10 +175,14 @@ pub fn tokenizer_is_there(flags: &Flags) -> Verdict {
             format!("--tokenizer_name: {} does not exist here", path.display()),
             "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
         ),
-        None if flags.model_type.is_given() || flags.config_name.is_given() => refuse(
-            "a model with random weights comes without a tokenizer",
-            "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
-        ),
+        None if !flags.model_name_or_path.is_given()
+            && (flags.model_type.is_given() || flags.config_name.is_given()) =>
+        {
+            refuse(
+                "a model with random weights comes without a tokenizer",
+                "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
+            )
+        }
         _ => Ok(()),
     }
 }

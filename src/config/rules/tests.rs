@@ -147,11 +147,6 @@ const CASES: &[(&str, &str, &str)] = &[
     ("weights_or_a_description", "bench", "no model is named"),
     (
         "weights_or_a_description",
-        "CLM --model_name_or_path @/model",
-        "--model_type does not go with --model_name_or_path",
-    ),
-    (
-        "weights_or_a_description",
         "bench --model_name_or_path @/model --config_overrides a=1",
         "--config_overrides does not go",
     ),

@@ -4,7 +4,7 @@ use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::{SaveStrategy, Strategy, TorchDtype};
 use crate::config::flags::Flags;
 use crate::config::kind::Interval;
-use xtrain_graphs::optim::{Hyperparameters, ScheduleType};
+use xtrain_graphs::optim::{ADAMW, Hyperparameters, ScheduleType};
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {
     if *flags.fp16 && *flags.torch_dtype == TorchDtype::Bfloat16 {
@@ -70,7 +70,10 @@ pub fn optimizer_takes_its_arguments(flags: &Flags) -> Verdict {
     built.map(drop).or_else(|error| {
         refuse(
             format!("--{name}: {error}"),
-            format!("write the optimizer's arguments as --{name} name=value,name=value"),
+            match *flags.optim == ADAMW {
+                true => "its settings have flags: --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay; others need another --optim".into(),
+                false => format!("write the arguments of --optim as --{name} name=value,name=value"),
+            },
         )
     })
 }

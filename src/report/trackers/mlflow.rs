@@ -2,7 +2,7 @@
 //! the file store in `mlruns` where no server is named. Records are sent by a thread of their own:
 //! a slow server does not hold up a step.
 
-use super::{RunDescription, RunEnd, Tracker};
+use super::{RunDescription, RunEnd, Tracker, cannot_write};
 use crate::report::records::Record;
 use crate::report::telemetry::now;
 use base64::Engine;
@@ -187,6 +187,11 @@ impl Store {
         }
         let path = uri.strip_prefix("file://").or(uri.strip_prefix("file:"));
         match path.unwrap_or(uri) {
+            // A workspace, which MLflow's client finds in a file of Databricks' own.
+            "databricks" | "databricks-uc" => Err(io::Error::other(format!(
+                "MLFLOW_TRACKING_URI is {uri}, whose address is not known here: set it to the workspace's https://..., and \
+                 MLFLOW_TRACKING_TOKEN"
+            ))),
             path if path.contains(':') => Err(io::Error::other(format!(
                 "MLFLOW_TRACKING_URI {uri} is neither a server's address (http://...) nor a directory"
             ))),
@@ -224,7 +229,7 @@ impl Store {
                 .to_string(),
         };
         let (dir, time) = (root.join(&id), milliseconds());
-        fs::create_dir_all(&dir)?;
+        fs::create_dir_all(&dir).map_err(cannot_write(&dir))?;
         let meta = format!(
             "artifact_location: {}\ncreation_time: {time}\nexperiment_id: '{id}'\nlast_update_time: {time}\n\
              lifecycle_stage: active\n{line}\n",

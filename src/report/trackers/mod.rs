@@ -7,10 +7,12 @@ mod tensorboard;
 pub use mlflow::Mlflow;
 pub use tensorboard::TensorBoard;
 
+use super::progress::say;
 use super::records::Record;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 
 /// What a run is, for a tracker.
 pub struct RunDescription {
@@ -33,6 +35,16 @@ impl RunDescription {
         settings
             .map(|(name, text)| (name.clone(), value(text)))
             .collect()
+    }
+}
+
+/// An error of the system's with the path that it is about, which tells a user more than its words.
+fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot write {}: {error}", path.display()),
+        )
     }
 }
 
@@ -87,7 +99,9 @@ impl Trackers {
             Ok(()) => true,
             Err(error) => {
                 let name = tracker.name();
-                eprintln!("warning: the run is not reported to {name} any more: {error}");
+                say(&format!(
+                    "warning: the run is not reported to {name} any more: {error}"
+                ));
                 false
             }
         });

@@ -5,7 +5,7 @@ use super::event::{
     self, Event, HParams, HParamsEnd, HParamsStart, Parameter, ParameterKind, SESSION_START,
     SessionLog, Summary, Value, What,
 };
-use super::{RunDescription, RunEnd, Tracker};
+use super::{RunDescription, RunEnd, Tracker, cannot_write};
 use crate::report::records::Record;
 use crate::report::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};
@@ -39,12 +39,12 @@ impl TensorBoard {
             Some(dir) => dir.to_path_buf(),
             None => resumed().unwrap_or_else(|| runs.join(format!("{}_{}", local_time(), host()))),
         };
-        fs::create_dir_all(&dir)?;
+        fs::create_dir_all(&dir).map_err(cannot_write(&dir))?;
         // Readers take the files of a directory in the order of their names.
         let last = files(&dir).map(|(seconds, _)| seconds + 1).max();
         let seconds = last.unwrap_or(0).max(now() as u64);
         let name = format!("{PREFIX}{seconds:010}.{}.{}", host(), std::process::id());
-        let file = create_numbered(&dir.join(name))?;
+        let file = create_numbered(&dir.join(name)).map_err(cannot_write(&dir))?;
         let mut board = TensorBoard(file);
         // A new run voids whatever an earlier one left in this directory.
         let first_step = if run.step > 0 { run.step + 1 } else { 0 };

@@ -22,12 +22,13 @@ use super::run_loop::Progress;
 use super::settings::{Cadence, EvaluationTimes};
 
 impl Cadence {
-    /// Whether something of this cadence happens after the step that led to `progress`.
+    /// Whether something of this cadence happens after the step that led to `progress`. As in
+    /// transformers, the end of a training ends its last epoch too.
     pub fn is_due(self, progress: &Progress) -> bool {
         match self {
             Cadence::Never => false,
             Cadence::Steps(n) => progress.step.is_multiple_of(n),
-            Cadence::Epoch => progress.epoch_ended,
+            Cadence::Epoch => progress.epoch_ended || progress.is_last(),
             // These are not of a step by themselves.
             Cadence::Share(_) | Cadence::Best => false,
         }
@@ -35,12 +36,14 @@ impl Cadence {
 }
 
 impl EvaluationTimes {
-    /// Whether an evaluation follows the step that led to `progress`.
+    /// Whether an evaluation follows the step that led to `progress`. As in transformers, a run that
+    /// evaluates every N steps also evaluates after its last one.
     pub fn include(&self, progress: &Progress) -> bool {
         let done = match self.cadence {
             Cadence::Epoch => progress.epoch,
             _ => progress.step as f64,
         };
-        self.cadence.is_due(progress) && done >= self.delay
+        let is_end = progress.is_last() && matches!(self.cadence, Cadence::Steps(_));
+        (self.cadence.is_due(progress) || is_end) && done >= self.delay
     }
 }
