@@ -347,7 +347,7 @@ fn logits_stay_whole_where_blocks_cannot_stand_for_them() {
     ])));
 }
 
-/// Sums of matmuls, in f32: one after the other adds to what is there.
+/// Sums of matmuls, in f32: one after the other adds to the first product.
 #[test]
 fn the_sum_of_matmuls_is_one_array() {
     let Some(kernels) = target() else { return };
