@@ -254,11 +254,13 @@ fn names_that_lead_nowhere_are_told() {
             &[
                 "--model_name_or_path",
                 "org/tokenizer",
+                "--config_overrides",
+                "n_layer=1",
                 "--dataset_name",
                 "org/pages",
             ],
             2,
-            &["--model_type does not go with"],
+            &["--config_overrides does not go with"],
         ),
     ];
     for (args, code, parts) in cases {
