@@ -10,6 +10,7 @@
 //!
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
+use super::rebuild::record;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -65,8 +66,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 done.extend(by_the_call.map(|node| (node, result.clone())));
                 Ok(result)
             }
-            Op::Convert(dtype) => x[0].convert(*dtype),
-            op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
+            op => record(trace, op, &x),
         }
     })
 }

@@ -9,7 +9,7 @@ use crate::nn::dropout::MOST_ELEMENTS;
 use crate::nn::kernel_attention::MaskSource;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, rms_norm, rows, special};
 use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
-use crate::passes::rebuild::Replaced;
+use crate::passes::rebuild::{Replaced, record};
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::collections::HashSet;
@@ -60,8 +60,7 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
                 special::dynamic_update_slice(&x[0], &x[1], &x[2], *dim)
             }
             Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
-            Op::Convert(dtype) => x[0].convert(*dtype),
-            primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
+            primitive => record(trace, primitive, &x),
         }
     })?;
     let is_mask =

@@ -10,7 +10,7 @@
 //! bias) are added up in f32 from those of the blocks, in their order. A graph stays as it is where
 //! its logits are small, where they are read otherwise, or where their gradient needs all losses.
 
-use super::rebuild::{Replaced, together};
+use super::rebuild::{Replaced, record, together};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
@@ -32,21 +32,19 @@ const TILE_ROWS: usize = 32;
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let has_kernels =
         matches!(target, Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some());
-    let of_loss = |node: &&GraphNode| {
-        let Op::Composite(op) = &node.op else {
-            return false;
-        };
-        matches!(
-            op,
-            Composite::CrossEntropy { .. } | Composite::CrossEntropyGrad { .. }
-        )
+    let logits = |node: &GraphNode| match node.op {
+        Op::Composite(Composite::CrossEntropy { .. } | Composite::CrossEntropyGrad { .. }) => {
+            Some(node.operands[0])
+        }
+        _ => None,
     };
     // A step has one loss.
-    let Some(loss) = graph.nodes.iter().find(of_loss).filter(|_| has_kernels) else {
-        return Ok(graph.clone());
-    };
-    match Region::of(graph, loss.operands[0]) {
-        Some(region) => region.rewrite(graph),
+    let logits = graph.nodes.iter().find_map(logits);
+    match logits.filter(|_| has_kernels) {
+        Some(logits) => match Region::of(graph, logits) {
+            Some(region) => region.rewrite(graph),
+            None => Ok(graph.clone()),
+        },
         None => Ok(graph.clone()),
     }
 }
@@ -109,9 +107,9 @@ impl Region {
             }
             // Sums are added up as they are wanted, so that a matmul's kernel can add to them.
             if let (Op::Transpose(_), [operand]) = (&node.op, &node.operands[..])
-                && sole_reader(graph, *operand) == Some(id as NodeId)
                 && let Some(sum) = region.parts.get_mut(operand)
                 && sum.role == Role::Sum
+                && sole_reader(graph, *operand) == Some(id as NodeId)
             {
                 sum.role = Role::Term;
                 let (role, row_dims) = (Role::Sum, vec![None]);
@@ -236,7 +234,8 @@ impl Region {
             if !self.parts.contains_key(&id) {
                 let node = &graph.nodes[id as usize];
                 let operands = node.operands.iter().map(|&operand| replaced.get(operand));
-                return record(trace, node.op.clone(), operands.collect());
+                let x: Vec<Tensor> = operands.collect();
+                return record(trace, &node.op, &x);
             }
             if made.is_empty() {
                 made = self.in_blocks(graph, trace, replaced)?;
@@ -351,7 +350,7 @@ impl Block<'_> {
             }
             _ => {}
         }
-        let value = record(trace, op, x)?;
+        let value = record(trace, &op, &x)?;
         self.values.insert(id, value.clone());
         Ok(value)
     }
@@ -360,13 +359,6 @@ impl Block<'_> {
 fn resume(graph: &Graph, trace: &Trace, id: NodeId) -> ScopeGuard {
     let node = &graph.nodes[id as usize];
     trace.resume(&graph.scopes[node.scope as usize], node.provenance)
-}
-
-fn record(trace: &Trace, op: Op, x: Vec<Tensor>) -> Result<Tensor> {
-    match op {
-        Op::Convert(dtype) => x[0].convert(dtype),
-        op => trace.record(op, &x.iter().collect::<Vec<&Tensor>>()),
-    }
 }
 
 /// Who reads a node, if it is one node and no output.

@@ -10,7 +10,7 @@
 //! Before: primitives. After: the same operations, but that XLA contracts multiplications and
 //! additions, and sums in another order.
 
-use super::rebuild::together;
+use super::rebuild::{record, together};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -42,10 +42,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         let operands = || node.operands.iter().map(|&operand| replaced.get(operand));
         let Some(index) = group_of[id as usize] else {
             let x: Vec<Tensor> = operands().collect();
-            return match &node.op {
-                Op::Convert(dtype) => x[0].convert(*dtype),
-                op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
-            };
+            return record(trace, &node.op, &x);
         };
         if parts[index].is_empty() {
             let program = Program::of(graph, &groups[index], &states);

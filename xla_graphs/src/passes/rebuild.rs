@@ -67,6 +67,14 @@ impl Graph {
     }
 }
 
+/// The operation over new operands; a conversion to the type that a value has by now is none.
+pub(super) fn record(trace: &Trace, op: &Op, x: &[Tensor]) -> Result<Tensor> {
+    match op {
+        Op::Convert(dtype) => x[0].convert(*dtype),
+        op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
+    }
+}
+
 /// The nodes in an order in which those of a group stand together, otherwise as near to theirs as can
 /// be. Those that cannot be ordered so, since a group waits for what waits for it, are left out.
 pub(super) fn together(graph: &Graph, group_of: &[Option<usize>]) -> Vec<NodeId> {
