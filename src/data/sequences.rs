@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use tokenizers::{
     Encoding, PostProcessorWrapper, PreTokenizerWrapper, TruncationDirection, TruncationParams,
     TruncationStrategy, truncate_encodings,
@@ -12,6 +13,9 @@ use super::error::{Error, Result};
 use super::label::Label;
 use super::rows::{Row, flag};
 use super::tokenizer::{Tokenizer, encoding, pieces};
+
+/// Pieces of a long text that are encoded at once, while their encodings are kept.
+const GROUP: usize = 8;
 
 /// One sequence: ids with their [`flag`] bits.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -136,22 +140,27 @@ impl SequenceEncoder {
         let mut sequence = Sequence::default();
         // Whether the last token reaches up to the end of its piece.
         let mut touches = false;
-        for piece in pieces {
-            // Post-processors may trim white space off the offsets, which tell words apart.
-            let encoding = encoding(piece, |piece| {
+        // Post-processors may trim white space off the offsets, which tell words apart.
+        let encode = |piece: &&str| {
+            encoding(piece, |piece| {
                 let encoding = self.texts.encode(piece, false)?;
                 self.whole.post_process(encoding, None, false)
-            })?;
-            let mut end = if touches { 0 } else { usize::MAX };
-            for &(start, next) in encoding.get_offsets() {
-                let continues = !sequence.flags.is_empty() && start == end;
-                sequence
-                    .flags
-                    .push(if continues { flag::CONTINUES } else { 0 });
-                end = next;
+            })
+        };
+        for group in pieces.chunks(GROUP) {
+            let encodings = group.par_iter().map(encode).collect::<Result<Vec<_>>>()?;
+            for (piece, encoding) in group.iter().zip(encodings) {
+                let mut end = if touches { 0 } else { usize::MAX };
+                for &(start, next) in encoding.get_offsets() {
+                    let continues = !sequence.flags.is_empty() && start == end;
+                    sequence
+                        .flags
+                        .push(if continues { flag::CONTINUES } else { 0 });
+                    end = next;
+                }
+                touches = end == piece.len();
+                sequence.ids.extend_from_slice(encoding.get_ids());
             }
-            touches = end == piece.len();
-            sequence.ids.extend_from_slice(encoding.get_ids());
             if self.direction == TruncationDirection::Right && sequence.ids.len() > room {
                 break;
             }

@@ -14,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
@@ -386,12 +387,16 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer gives up, for example because its regular expression backtracks for ever.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encode = |piece: &str| encoding(piece, |piece| self.inner.encode_fast(piece, false));
-        let mut ids = Vec::new();
-        for piece in pieces::pieces(text, |piece| Ok(encode(piece)?.get_ids().to_vec()))? {
-            ids.extend_from_slice(encode(piece)?.get_ids());
-        }
-        Ok(ids)
+        let encode = |piece: &str| {
+            let encoded = encoding(piece, |piece| self.inner.encode_fast(piece, false))?;
+            Ok(encoded.get_ids().to_vec())
+        };
+        let pieces = pieces::pieces(text, encode)?;
+        let ids: Vec<_> = pieces
+            .par_iter()
+            .map(|piece| encode(piece))
+            .collect::<Result<_>>()?;
+        Ok(ids.concat())
     }
 
     /// Ids of a text with the special tokens that belong around one, as a prompt has them.
