@@ -404,7 +404,7 @@ pub enum PassForm {
 
 impl OnePass {
     /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "one-pass-1";
+    pub const NAME: &'static str = "one-pass-2";
 
     /// The shapes of the results.
     pub fn result_shapes(&self) -> Vec<Shape> {

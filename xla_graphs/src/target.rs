@@ -23,7 +23,7 @@ pub struct CpuKernels {
     pub bf16: Option<CpuKernel>,
     /// Matmuls of f32.
     pub f32: Option<CpuKernel>,
-    /// Updates of parameters, each in one pass over memory ([`OnePass`]).
+    /// Updates of parameters, each in one pass over memory ([`OnePass`]), and barriers.
     pub one_pass: bool,
     /// Attention as one call, by the tiles of the matmuls of its type.
     pub attention: bool,

@@ -10,7 +10,7 @@
 //! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows, on the CPU |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
-//! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's |
+//! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's, and so is a barrier |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
 //!
 //! A run is made of the graphs that `specialize` gives: they are fingerprinted, cached and

@@ -7,17 +7,21 @@
 //! update that hang together are one call, with a result for each value that is needed outside and
 //! for each sum over all elements.
 //!
+//! A barrier behind an element-wise operation in f32 is a call too, one that copies: XLA's CPU drops
+//! barriers before it fuses, and would compute what stands before one again for every element that
+//! reads it (the sines and cosines of rotary positions for each head of each layer).
+//!
 //! Before: primitives. After: the same operations, but that XLA contracts multiplications and
 //! additions, and sums in another order.
 
 use super::rebuild::{record, together};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary};
 use crate::provenance::Phase;
 use crate::target::Target;
-use crate::trace::Tensor;
+use crate::trace::{Tensor, Trace};
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
@@ -25,7 +29,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         return Ok(graph.clone());
     }
     let groups = groups(graph);
-    if groups.is_empty() {
+    if groups.is_empty() && !graph.nodes.iter().any(|node| is_kept(graph, node)) {
         return Ok(graph.clone());
     }
     let mut group_of = vec![None; graph.nodes.len()];
@@ -42,7 +46,10 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         let operands = || node.operands.iter().map(|&operand| replaced.get(operand));
         let Some(index) = group_of[id as usize] else {
             let x: Vec<Tensor> = operands().collect();
-            return record(trace, &node.op, &x);
+            return match is_kept(graph, node) {
+                true => copy(trace, &x[0]),
+                false => record(trace, &node.op, &x),
+            };
         };
         if parts[index].is_empty() {
             let program = Program::of(graph, &groups[index], &states);
@@ -73,6 +80,37 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
             results.next().expect("a group has a result").clone()
         }))
     })
+}
+
+/// Whether a node's value has to be there once, for all that read it.
+fn is_kept(graph: &Graph, node: &GraphNode) -> bool {
+    let is_computed = |&id: &NodeId| {
+        let op = &graph.nodes[id as usize].op;
+        matches!(op, Op::Unary(_) | Op::Binary(_))
+    };
+    node.op == Op::Barrier
+        && node.shape.dtype == DType::F32
+        && node.operands.first().is_some_and(is_computed)
+}
+
+/// A copy by a call.
+fn copy(trace: &Trace, x: &Tensor) -> Result<Tensor> {
+    let form = PassForm::Array(x.dtype(), None);
+    let pass = OnePass {
+        dims: x.dims().to_vec(),
+        // An operand as it is can be no result.
+        steps: vec![
+            Step::Constant(F64::new(1.0)),
+            Step::Binary(Binary::Mul, 0, 1),
+        ],
+        results: vec![PassResult { value: 2, form }],
+    };
+    let call = trace.record(Op::OnePass(Box::new(pass)), &[x])?;
+    let part = Op::GetTupleElement {
+        index: 0,
+        shape: x.shape().clone(),
+    };
+    trace.record(part, &[&call])
 }
 
 /// Nodes that become one call.

@@ -231,6 +231,40 @@ fn an_update_in_one_pass_is_the_update() {
     }
 }
 
+/// A table of sines and cosines that two layers read for each of their heads is computed once: XLA is
+/// given it by a call, which it cannot fuse.
+#[test]
+fn what_stands_before_a_barrier_is_computed_once() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        one_pass: true,
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(8);
+    let arguments = [
+        values(&mut rng, DType::F32, &[70, 3]),
+        values(&mut rng, DType::F32, &[5, 70, 3]),
+    ];
+    let graph = trace(&arguments, |_, x| {
+        let table = x[0].sin()?.barrier()?.broadcast_in(&[5, 70, 3], &[1, 2])?;
+        let first = x[1].mul(&table)?;
+        // What is only moved may be moved again.
+        let moved = x[1].transpose(&[1, 0, 2])?.barrier()?.neg()?;
+        Ok(vec![first.exp()?.mul(&table)?, moved])
+    })
+    .unwrap();
+    let lowered = passes::lower(&graph, target).unwrap();
+    lowered.check().unwrap();
+    let count = |wanted: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| wanted(&n.op)).count();
+    assert_eq!(count(|op| matches!(op, Op::OnePass(_))), 1);
+    assert_eq!(count(|op| *op == Op::Barrier), 1);
+    let got = compile_for(&graph, target).run(&arguments);
+    let want = compile_for(&graph, Target::CPU).run(&arguments);
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(&got.numbers(), &want.numbers(), 1e-6);
+    }
+}
+
 /// A head over more words than a step wants to hold logits of: hidden states `[N, E]`, the table
 /// `[V, E]`, a bias and labels, a part of which count; logits are capped as Gemma 2 caps them.
 fn head(x: &[Tensor], low: DType) -> xtrain_graphs::Result<[Tensor; 2]> {
