@@ -6,7 +6,7 @@
 use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::f64::consts::PI;
 use xtrain_graphs::{DType, Tensor};
 
@@ -66,17 +66,16 @@ impl RotaryKeys {
                 let name = format!("rope_parameters.{layer_type}");
                 let mut values = match table("rope_parameters")?.get(layer_type) {
                     Some(Value::Object(values)) => values.clone(),
-                    Some(Value::Null) | None => Default::default(),
+                    // With a kind of its own, before which `type`, the older word, does not count.
+                    Some(Value::Null) | None => {
+                        Map::from_iter([("rope_type".into(), "default".into())])
+                    }
                     Some(_) => {
                         return Err(
                             config.unsupported("rope_parameters", "must be a table of tables")
                         );
                     }
                 };
-                if scaling.contains_key("type") && !scaling.contains_key("rope_type") {
-                    let reason = "says type, which transformers 5 overlooks in models whose layers rotate differently; write rope_type";
-                    return Err(config.unsupported("rope_scaling", reason));
-                }
                 values.extend(scaling.clone());
                 // transformers looks for it outside the layer types only.
                 values.remove("truncate");
@@ -415,6 +414,41 @@ mod tests {
         for config in [four, five] {
             let frequencies = rotary(config, &local).unwrap().frequencies;
             assert_eq!(frequencies, Rotary::new(100.0, 8).frequencies);
+        }
+    }
+
+    #[test]
+    fn the_older_word_counts_where_no_kind_is_named() {
+        let full = RotaryKeys {
+            layer_type: Some("full_attention"),
+            ..ROTARY
+        };
+        let older = json!({"type": "linear", "factor": 2.0});
+        let both = json!({"type": "yarn", "rope_type": "linear", "factor": 2.0});
+        let of = |scaling: &Value, parameters: Value, keys| {
+            rotary(
+                json!({"rope_theta": 100.0, "rope_scaling": scaling, "rope_parameters": parameters}),
+                keys,
+            )
+        };
+        let plain = Rotary::new(100.0, 8).frequencies;
+        let halved: Vec<f32> = plain.iter().map(|f| f / 2.0).collect();
+        for (scaling, parameters, keys, expected) in [
+            (&older, json!(null), &ROTARY, &halved),
+            (&both, json!(null), &ROTARY, &halved),
+            (&both, json!(null), &full, &halved),
+            // Kinds of layers are `default` before the older spelling is read.
+            (&older, json!(null), &full, &plain),
+            (&older, json!({"full_attention": {}}), &full, &halved),
+            (
+                &json!(null),
+                json!({"full_attention": older}),
+                &full,
+                &halved,
+            ),
+        ] {
+            let found = of(scaling, parameters.clone(), keys).unwrap().frequencies;
+            assert_eq!(&found, expected, "{scaling} {parameters}");
         }
     }
 

@@ -274,8 +274,8 @@ def respell(draw, config):
     if nested:
         config[names[1]] = ropes["sliding_attention"]["rope_theta"]
     kind = full.pop("rope_type")
-    # transformers 5 overlooks the older word where layers rotate differently, and xtrain refuses it.
-    word = "rope_type" if nested else draw.choice(["type", "rope_type"])
+    # Where layers rotate differently, transformers 5 overlooks the older word.
+    word = draw.choice(["type", "rope_type"])
     config["rope_scaling"] = None if kind == "default" else {word: kind} | full
     types, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
     if types and pattern and types == [("full_attention" if (i + 1) % pattern == 0 else "sliding_attention") for i in range(len(types))]:
