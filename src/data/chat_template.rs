@@ -2,10 +2,12 @@
 //! tokenizer, as `chat_template.jinja` or in `tokenizer_config.json`; it is rendered as
 //! transformers' `apply_chat_template` renders it.
 
+mod python;
+
 use super::error::{Error, Result};
 use super::tokenizer::{CHAT_TEMPLATE as FILE, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -140,7 +142,7 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax.expect("the delimiters are Jinja's own"));
     // Texts are no HTML.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    python::extend(&mut environment);
     environment.add_function(
         "raise_exception",
         |reason: String| -> std::result::Result<Jinja, minijinja::Error> {
@@ -151,50 +153,7 @@ fn environment() -> Environment<'static> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         strftime(&format, now.map_or(0, |since| since.as_secs()))
     });
-    environment.add_filter(
-        "tojson",
-        |value: Jinja, options: Kwargs| -> std::result::Result<String, minijinja::Error> {
-            let failed = |error: serde_json::Error| {
-                minijinja::Error::new(ErrorKind::BadSerialization, error.to_string())
-            };
-            let indent: Option<usize> = options.get("indent")?;
-            options.assert_all_used()?;
-            let value = serde_json::to_value(&value).map_err(failed)?;
-            Ok(python_json(&value, indent, 0))
-        },
-    );
     environment
-}
-
-/// JSON as Python's `json.dumps(value, ensure_ascii=False, indent=indent)` lays it out, at a depth.
-fn python_json(value: &Value, indent: Option<usize>, depth: usize) -> String {
-    let (open, items, close) = match value {
-        Value::Array(list) if !list.is_empty() => {
-            let items = list.iter().map(|item| python_json(item, indent, depth + 1));
-            ("[", items.collect::<Vec<_>>(), "]")
-        }
-        Value::Object(map) if !map.is_empty() => {
-            let item = |(key, value): (&String, &Value)| {
-                let key = Value::from(key.as_str());
-                format!("{key}: {}", python_json(value, indent, depth + 1))
-            };
-            ("{", map.iter().map(item).collect(), "}")
-        }
-        other => return other.to_string(),
-    };
-    match indent {
-        None => format!("{open}{}{close}", items.join(", ")),
-        Some(indent) => {
-            let line = |depth: usize| format!("\n{}", " ".repeat(indent * depth));
-            let between = format!(",{}", line(depth + 1));
-            format!(
-                "{open}{}{}{}{close}",
-                line(depth + 1),
-                items.join(&between),
-                line(depth)
-            )
-        }
-    }
 }
 
 /// `{% generation %}` marks the assistant's words, for training; here it is a block that is always
@@ -255,6 +214,7 @@ fn strftime(format: &str, seconds: u64) -> String {
         day -= 365 + u64::from(leaps(year));
         year += 1;
     }
+    let day_of_year = day;
     let mut month = 0;
     let lengths = |month: usize| match month {
         1 => 28 + u64::from(leaps(year)),
@@ -272,18 +232,39 @@ fn strftime(format: &str, seconds: u64) -> String {
             text.push(letter);
             continue;
         }
-        text.push_str(&match letters.next() {
+        let mut kind = letters.next();
+        // glibc's mark for a number without zeros before it.
+        let is_short = kind == Some('-');
+        if is_short {
+            kind = letters.next();
+        }
+        let number = |number: u64, width: usize| match is_short {
+            true => number.to_string(),
+            false => format!("{number:0width$}"),
+        };
+        let hour = match time / 3600 % 12 {
+            0 => 12,
+            hour => hour,
+        };
+        text.push_str(&match kind {
             Some('Y') => year.to_string(),
-            Some('y') => format!("{:02}", year % 100),
-            Some('m') => format!("{:02}", month + 1),
+            Some('y') => number(year % 100, 2),
+            Some('m') => number(month as u64 + 1, 2),
             Some('B') => MONTHS[month].to_string(),
             Some('b') => MONTHS[month][..3].to_string(),
-            Some('d') => format!("{:02}", day + 1),
+            Some('d') => number(day + 1, 2),
+            Some('e') => format!("{:2}", day + 1),
+            Some('j') => number(day_of_year + 1, 3),
             Some('A') => DAYS[(days % 7) as usize].to_string(),
             Some('a') => DAYS[(days % 7) as usize][..3].to_string(),
-            Some('H') => format!("{:02}", time / 3600),
-            Some('M') => format!("{:02}", time / 60 % 60),
-            Some('S') => format!("{:02}", time % 60),
+            Some('H') => number(time / 3600, 2),
+            Some('I') => number(hour, 2),
+            Some('p') => if time < 43_200 { "AM" } else { "PM" }.to_string(),
+            Some('M') => number(time / 60 % 60, 2),
+            Some('S') => number(time % 60, 2),
+            Some('F') => strftime("%Y-%m-%d", seconds),
+            Some('D' | 'x') => strftime("%m/%d/%y", seconds),
+            Some('T' | 'X') => strftime("%H:%M:%S", seconds),
             Some('%') | None => "%".to_string(),
             Some(other) => format!("%{other}"),
         });
@@ -332,6 +313,71 @@ mod tests {
         assert_eq!(render(text, &message).unwrap(), expected);
     }
 
+    /// Expressions with what Jinja and transformers make of them.
+    #[test]
+    fn methods_and_filters_are_pythons() {
+        let hi = [Message::new("user", "hi")];
+        for (expression, expected) in [
+            ("'a</think>b</think>c'.rsplit('</think>', 1)[-1]", "c"),
+            ("'a,b,c'.rsplit(',', maxsplit=1)|join('|')", "a,b|c"),
+            ("'a,b,c'.rsplit(',')|join('|')", "a|b|c"),
+            ("' a b  c '.rsplit()|join('|')", "a|b|c"),
+            ("' a b  c '.rsplit(none, 1)|join('|')", " a b|c"),
+            ("'a,b,c'.split(',', maxsplit=1)|join('|')", "a|b,c"),
+            ("'a,b,c'.split(sep=',', maxsplit=-1)|join('|')", "a|b|c"),
+            ("' a b  c '.split(none, 1)|join('|')", "a|b  c "),
+            (
+                "'abcabc'.removeprefix('abc') ~ 'abx'.removesuffix('x')",
+                "abcab",
+            ),
+            ("'a=b=c'.partition('=')|join('|')", "a|=|b=c"),
+            ("'a=b=c'.rpartition('=')|join('|')", "a=b|=|c"),
+            ("'abc'.rpartition('=')|join('|')", "||abc"),
+            ("'été'.index('é') ~ 'été'.rindex('é')", "02"),
+            ("'7'.zfill(3) ~ '-7'.zfill(4)", "007-007"),
+            (
+                "'ab'.ljust(4, '.') ~ 'ab'.rjust(3) ~ 'ab'.center(7, '*')",
+                "ab.. ab***ab**",
+            ),
+            ("'aBc'.swapcase() ~ 'AB'.casefold()", "AbCab"),
+            (
+                "[1, 2, 3].index(2) ~ [1].copy()[0] ~ {'a': 4}.copy().a",
+                "114",
+            ),
+            (
+                "none is iterable ~ 'a' is iterable ~ 'a' is sequence ~ {} is sequence ~ 1 is sequence",
+                "FalseTrueTrueTrueFalse",
+            ),
+            (
+                "{'b': 1, 'a': [1, 2]}|tojson(separators=(',', ':'), sort_keys=true)",
+                "{\"a\":[1,2],\"b\":1}",
+            ),
+            (
+                "'é🙂'|tojson(ensure_ascii=true) ~ 'é'|tojson(ensure_ascii=false)",
+                "\"\\u00e9\\ud83d\\ude42\"\"é\"",
+            ),
+            (
+                "[1, [2]]|tojson(indent=1, separators=(';', ': '))",
+                "[\n 1;\n [\n  2\n ]\n]",
+            ),
+        ] {
+            let found = render(&format!("{{{{ {expression} }}}}"), &hi).unwrap();
+            assert_eq!(found, expected, "{expression}");
+        }
+        for expression in [
+            "'abc'.index('x')",
+            "[1].index(2)",
+            "'a'.split('')",
+            "'a'.rsplit(',', 1, 2)",
+            "'a'.ljust(99999999999)",
+            "'a'|tojson(separators=[','])",
+            "'a'.no_such()",
+        ] {
+            let message = render(&format!("{{{{ {expression} }}}}"), &hi);
+            assert!(message.is_err(), "{expression}: {message:?}");
+        }
+    }
+
     #[test]
     fn marks_of_training_are_transparent() {
         let text = "{% for m in messages %}\n<a>{%- generation -%}  {{ m.content }} {%endgeneration%}{% endfor %}{{ add_generation_prompt }}";
@@ -356,6 +402,11 @@ mod tests {
         assert_eq!(
             of(1_735_689_599),
             "Tuesday 31 December 2024, Tue Dec 24 12 23:59:59 %"
+        );
+        let of = |seconds| strftime("%-d.%-m.%Y|%e|%j|%I %-I %p|%F %D %T|%-y|%q", seconds);
+        assert_eq!(
+            of(1_772_409_845),
+            "2.3.2026| 2|061|12 12 AM|2026-03-02 03/02/26 00:04:05|26|%q"
         );
     }
 }

@@ -122,9 +122,9 @@ def new_model(cls, config, seed):
     return model
 
 
-def inputs(model, tokens, seed, has_padding=True):
+def inputs(model, tokens, seed, has_padding=True, sides="right"):
     """int64 [micro-batches, rows, tokens]. The first micro-batch has padded rows, the second a hole in a mask too; in the third an
-    encoder sees a pad token that is attended to."""
+    encoder sees a pad token that is attended to. `sides`: rows are padded on the left, the right, or some on either and one on both."""
     rng = np.random.default_rng(seed)
     config, name = model.config, type(model).__name__
     is_decoder = config.model_type not in ENCODERS
@@ -134,9 +134,13 @@ def inputs(model, tokens, seed, has_padding=True):
     mask = np.ones(shape, np.int64)
     if has_padding:
         for micro, row, padded in [(0, 1, 2), (0, 2, 3), (1, 2, 3)]:
-            mask[micro, row, tokens - padded:] = 0
+            is_left = sides == "left" or sides == "both" and row == 2
+            at = slice(0, padded) if is_left else slice(tokens - padded, tokens)
+            mask[micro, row, at] = 0
             if pad is not None:
-                ids[micro, row, tokens - padded:] = pad
+                ids[micro, row, at] = pad
+        if sides == "both":
+            mask[1, 2, tokens - 1] = 0
         mask[1, 0, tokens // 3] = 0
     if not is_decoder:
         ids[2, 0, tokens // 3 + 1] = pad
@@ -288,12 +292,12 @@ def make_case(name, cls, config, tokens, seed):
     record_f32_errors(folder, cls)
 
 
-def write_case(folder, model, tokens, seed, has_padding=True):
+def write_case(folder, model, tokens, seed, has_padding=True, sides="right"):
     """What a saved model computes: everything in the folder but config.json and model.safetensors."""
     cls = type(model)
     (folder / "generation_config.json").unlink(missing_ok=True)
     stored = set(load_file(folder / "model.safetensors"))
-    all_inputs = inputs(model, tokens, seed, has_padding)
+    all_inputs = inputs(model, tokens, seed, has_padding, sides)
     save_file(all_inputs, folder / "inputs.safetensors")
     model = model.double()
     parameters = unique_parameters(model, stored)

@@ -60,11 +60,11 @@ class Draw(random.Random):
 
 def decoder(draw):
     """What Llama and its relatives have in common."""
-    kv_heads, group = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 2, 3, 4])
-    heads, head_dim = kv_heads * group, draw.choice([2, 4, 6, 8, 10, 16])
+    kv_heads, group = draw.choice([1, 1, 2, 3, 4, 5]), draw.choice([1, 2, 3, 4, 7])
+    heads, head_dim = kv_heads * group, draw.choice([2, 4, 6, 8, 10, 16, 24])
     # transformers takes multiples of the heads only, though head_dim says how wide they are.
     hidden = heads * draw.randint(max(1, -(-5 // heads)), max(1, 40 // heads))
-    positions, vocab = draw.randint(20, 64), draw.randint(30, 90)
+    positions, vocab = draw.randint(20, 64), draw.choice([draw.randint(30, 90), 131, 257])
     return dict(
         hidden_size=hidden, num_hidden_layers=draw.randint(1, 4), num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
         intermediate_size=draw.randint(3, 48), max_position_embeddings=positions, vocab_size=vocab, rms_norm_eps=draw.choice([1e-5, 1e-6, 1e-3]),
@@ -368,7 +368,8 @@ def make(folder, family, seed):
     tokens = draw.randint(6, 17)
     windows = [settings.get(key) for key in ["sliding_window", "window_size", "local_attention"]]
     # Where a padding token's window holds no attended key, transformers computes NaN.
-    golden.write_case(folder, model, tokens, seed, has_padding=all(window is None or window > 6 for window in windows) or draw.perhaps(0.2))
+    has_padding = all(window is None or window > 6 for window in windows) or draw.perhaps(0.2)
+    golden.write_case(folder, model, tokens, seed, has_padding, draw.choice(["right", "left", "both"]))
     model = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     errors = f32_errors(folder, model)
     if errors is None:
