@@ -150,6 +150,9 @@ def inputs(model, tokens, seed, has_padding=True, sides="right"):
         labels = np.where((mask == 1) & (rng.random(shape) < 0.8), rng.integers(0, config.num_labels, shape), -100)
     elif is_decoder:
         labels = np.where((mask == 1) & (rng.random(shape) < 0.9), ids, -100)
+        # Padding on the left would predict them from a row that sees nothing, whose scores torch gives a gradient and xtrain does not.
+        first = np.maximum.accumulate(mask, -1) == 0
+        labels[..., 1:][first[..., :-1]] = -100
     else:
         chosen = rng.random(shape) < 0.3
         chosen[:, :, 1] = True
