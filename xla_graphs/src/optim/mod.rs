@@ -20,6 +20,7 @@ mod plateau;
 mod rmsprop;
 mod schedule;
 mod sgd;
+mod stable_adamw;
 
 pub use adafactor::ADAFACTOR;
 pub use adagrad::ADAGRAD;
@@ -37,14 +38,24 @@ pub use plateau::{Plateau, PlateauRule};
 pub use rmsprop::RMSPROP;
 pub use schedule::{Schedule, ScheduleKind, ScheduleType};
 pub use sgd::SGD;
+pub use stable_adamw::STABLE_ADAMW;
 
 use crate::error::Result;
 use crate::trace::Tensor;
 use std::fmt;
 
 /// Every optimizer that a run can choose.
-pub const OPTIMIZERS: &[OptimizerKind] =
-    &[ADAMW, SGD, LION, ADAGRAD, RMSPROP, ADAFACTOR, LAMB, MUON];
+pub const OPTIMIZERS: &[OptimizerKind] = &[
+    ADAMW,
+    SGD,
+    LION,
+    ADAGRAD,
+    RMSPROP,
+    ADAFACTOR,
+    LAMB,
+    MUON,
+    STABLE_ADAMW,
+];
 
 /// An optimizer, or why its arguments are refused.
 pub type Built = std::result::Result<Box<dyn Optimizer>, ArgumentError>;
