@@ -62,7 +62,8 @@ fn imports_point_downwards() {
 /// The rule: a file may import another file of its room only if that one does not, through any
 /// number of others, import it. What counts is the file that defines an item, not the path that it
 /// is reached by. A module file that declares its children and re-exports what they have does not
-/// import them; one whose own code names them does. Tests do not count.
+/// import them; one whose own code names them, or that re-exports what is not its child's, does.
+/// Tests do not count.
 #[test]
 fn files_of_a_room_import_in_one_direction() {
     for src in ["src", "models/src", "xla_graphs/src"] {
@@ -144,26 +145,55 @@ fn lower_crates_stay_pure() {
 /// forgotten one, into another.
 #[test]
 fn no_choice_is_resolved_by_an_arm_for_the_rest() {
-    for file in [
-        "resolve.rs",
-        "derived.rs",
-        "mesh.rs",
-        "scaling.rs",
-        "choices.rs",
-    ] {
-        let file = root().join("src/config").join(file);
+    // These read text, and refuse what is left over.
+    let readers = [
+        "command_line.rs",
+        "config_file.rs",
+        "error.rs",
+        "forms.rs",
+        "instead.rs",
+        "kind.rs",
+        "lookup.rs",
+        "nearest.rs",
+    ];
+    let config = root().join("src/config");
+    let resolving = rust_files(&config).into_iter().filter(|file| {
+        let is_reader = readers.iter().any(|reader| file.ends_with(reader));
+        let is_test = file.to_string_lossy().ends_with("tests.rs");
+        file.parent() == Some(&*config) && !is_reader && !is_test
+    });
+    let resolving: Vec<PathBuf> = resolving.collect();
+    assert!(resolving.len() > 10, "{resolving:?}");
+    for file in resolving {
         let text = fs::read_to_string(&file).unwrap();
-        let (code, _tests) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
-        for (number, line) in code.lines().enumerate() {
-            let arm = line.trim_start();
+        for pattern in imports::patterns(&imports::tested_code(&text)) {
             assert!(
-                !arm.starts_with("_ =>") && !arm.contains("| _ =>"),
-                "{}:{}: name what the arm is for",
-                file.display(),
-                number + 1
+                !pattern.split('|').any(takes_the_rest),
+                "{}: `{pattern} =>`: name what the arm is for",
+                file.display()
             );
         }
     }
+}
+
+/// Whether a pattern matches whatever the arms before it did not, without a name for it. (One with
+/// a name that its arm does not use is the compiler's to refuse.)
+fn takes_the_rest(pattern: &str) -> bool {
+    let is_ignored = |word: &str| word.is_empty() || word.starts_with('_');
+    let mut words = pattern.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+    pattern.contains('_') && !pattern.contains('$') && words.all(is_ignored)
+}
+
+#[test]
+fn arms_for_the_rest_are_found_in_every_form() {
+    let code = "match x { A => 1, B { c } if c > 2 => 2, Some(d) => { 3 } (true, e) => 4, _ => 5 }
+        match y { \"a\" | \"b\" => 1, 2..=3 => 2, _ if f > 4 => 5, (_, ..) => 6, C | _ => 7, h => h }";
+    let code = imports::tested_code(code);
+    let patterns = imports::patterns(&code).into_iter();
+    let found: Vec<&str> = patterns
+        .filter(|pattern| pattern.split('|').any(takes_the_rest))
+        .collect();
+    assert_eq!(found, ["_", "(_, ..)", "C | _"]);
 }
 
 #[test]

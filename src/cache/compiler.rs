@@ -4,7 +4,7 @@
 
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, nearest};
-use super::key::{self, Key, Surroundings};
+use super::key::{self, CompileEnvironment, Key};
 use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
@@ -23,7 +23,7 @@ pub(super) struct Compiler {
     client: Client,
     target: Target,
     options: CompileOptions,
-    surroundings: Surroundings,
+    environment: CompileEnvironment,
     form: Form,
     store: Option<Store>,
     settings: CacheSettings,
@@ -55,7 +55,7 @@ impl Compiler {
         settings: CacheSettings,
     ) -> Result<Self, Error> {
         Ok(Compiler {
-            surroundings: Surroundings::of(&client, &options, target)?,
+            environment: CompileEnvironment::of(&client, &options, target)?,
             form: Form::of(target),
             client,
             target,
@@ -75,7 +75,7 @@ impl Compiler {
         earlier: Option<&(Key, Graph)>,
     ) -> Result<Made, Error> {
         let start = Instant::now();
-        let key = self.surroundings.key(graph);
+        let key = self.environment.key(graph);
         let (executable, compiled_in, reason) = match self.load(graph, &key)? {
             Some((executable, compiled_in)) => (executable, Some(compiled_in), None),
             None => self.load_or_compile(graph, &key, origin, earlier)?,
@@ -96,7 +96,7 @@ impl Compiler {
         graph: &Graph,
         origin: &Origin,
     ) -> Result<(Option<Memory>, Option<Duration>), Error> {
-        let key = self.surroundings.key(graph);
+        let key = self.environment.key(graph);
         let stored = self
             .store
             .as_ref()

@@ -150,16 +150,16 @@ impl Key {
 }
 
 /// The parts that do not depend on the graph, computed once per client.
-pub struct Surroundings {
+pub struct CompileEnvironment {
     parts: Vec<Part>,
 }
 
-impl Surroundings {
+impl CompileEnvironment {
     pub fn of(
         client: &Client,
         options: &CompileOptions,
         target: Target,
-    ) -> Result<Surroundings, crate::runtime::Error> {
+    ) -> Result<CompileEnvironment, crate::runtime::Error> {
         let kinds: BTreeSet<&str> = client
             .devices()
             .iter()
@@ -204,7 +204,7 @@ impl Surroundings {
             parts.push(Part::new("CPU threads", machine.threads.to_string()));
         }
         parts.push(Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()));
-        Ok(Surroundings { parts })
+        Ok(CompileEnvironment { parts })
     }
 
     /// For devices that are not attached: `device` names them, `description` is the one that the
@@ -216,7 +216,7 @@ impl Surroundings {
         (device, description, tuning): (&str, &str, &str),
         options: &CompileOptions,
         target: Target,
-    ) -> Result<Surroundings, crate::runtime::Error> {
+    ) -> Result<CompileEnvironment, crate::runtime::Error> {
         let mut parts = compiler_parts(
             (topology.plugin(), topology.platform_version()),
             options,
@@ -235,7 +235,7 @@ impl Surroundings {
             Part::new("tuned kernels", tuning),
             Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()),
         ]);
-        Ok(Surroundings { parts })
+        Ok(CompileEnvironment { parts })
     }
 
     pub fn key(&self, graph: &Graph) -> Key {

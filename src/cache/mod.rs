@@ -3,10 +3,11 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `target_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! of them), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
 
+mod aot_cache;
 pub mod archive;
 mod compiler;
 mod entry;
@@ -17,8 +18,8 @@ mod key;
 mod machine;
 mod program;
 mod store;
-mod target_cache;
 
+pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
 pub use entry::{Content, Damage, Entry, Header, Memory, Origin, Stored};
 pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
@@ -27,7 +28,6 @@ pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
 pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
 pub use store::{Listed, Store, age, now};
-pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};
 
 use std::path::{Path, PathBuf};
 

@@ -685,7 +685,7 @@ mod tests {
             ("train clm --mlm", "use `xtrain train mlm` instead"),
             (
                 "train clm --optim paged_lion_8bit",
-                "use lion: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+                "use lion_32bit: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
             ),
             (
                 "train clm --optim adamw_bnb_8bit",

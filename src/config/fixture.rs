@@ -60,8 +60,34 @@ impl Fixture {
         from_args(self.words(line))
     }
 
-    /// The text with `@/` for the directory again.
+    /// The text as snapshots have it: with `@/` for the directory again, and of long lists of
+    /// choices the first, so that a new choice, such as an optimizer or a family, is declared in one
+    /// place and changes no snapshot.
     pub fn relative(&self, text: &str) -> String {
-        text.replace(&format!("{}/", self.0.path().display()), "@/")
+        let text = text.replace(&format!("{}/", self.0.path().display()), "@/");
+        text.split_inclusive('\n').map(shortened).collect()
     }
 }
+
+/// A line with `, ...` for all but the first of more than [`MOST_LISTED`] words in a list.
+fn shortened(line: &str) -> String {
+    let parts: Vec<&str> = line.split(", ").collect();
+    let is_word = |part: &str| !part.trim_end().contains(char::is_whitespace);
+    let (mut kept, mut at) = (Vec::new(), 0);
+    while at < parts.len() {
+        kept.push(parts[at].to_string());
+        at += 1;
+        let words = parts[at..].iter().take_while(|part| is_word(part)).count();
+        if words + 1 > MOST_LISTED {
+            // What ends the list, without the comma.
+            let last = parts[at + words - 1];
+            let end = &last[last.trim_end_matches(['`', ')', '\n']).len()..];
+            kept.push(format!("...{end}"));
+            at += words;
+        }
+    }
+    kept.join(", ")
+}
+
+/// How many words of a list snapshots have.
+const MOST_LISTED: usize = 10;

@@ -5,6 +5,7 @@
 use crate::checkpoint::files;
 use serde_json::Value;
 use std::path::Path;
+use xtrain_graphs::optim::{ADAMW, OPTIMIZERS};
 
 const ZERO_1: &str = "--shard_optimizer_state (ZeRO-1)";
 const ZERO_3: &str = "--shard_parallel N (ZeRO-3/FSDP on N devices)";
@@ -100,9 +101,11 @@ pub fn of_value(name: &str, value: &str) -> Option<String> {
     let has = |parts: &[&str]| parts.iter().any(|part| value.contains(part));
     match name {
         "optim" => {
-            let bases = ["lion", "adagrad", "rmsprop", "adafactor", "lamb", "sgd"];
-            let base = bases.into_iter().find(|base| value.contains(base));
-            let base = base.or_else(|| value.contains("adam").then_some("adamw_torch"))?;
+            let base = OPTIMIZERS.iter().find(|kind| value.contains(kind.name));
+            let base = match base {
+                Some(kind) => kind.choices[0],
+                None => value.contains("adam").then_some(ADAMW.choices[0])?,
+            };
             if has(&["8bit", "4bit", "bnb", "paged"]) {
                 Some(format!(
                     "use {base}: its state is float32; --shard_optimizer_state shards it over --data_parallel devices"

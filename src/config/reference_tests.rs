@@ -7,10 +7,17 @@ use super::kind::Form;
 use super::lookup;
 use std::fmt::Write;
 use std::path::Path;
+use xtrain_graphs::optim::{OPTIMIZERS, OptimizerKind};
 
 /// The page, as Markdown.
 fn markdown() -> String {
-    let mut page = String::from(INTRODUCTION);
+    let arguments = |kind: &OptimizerKind| {
+        let names = kind.arguments().into_iter();
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        (!names.is_empty()).then(|| format!("{} {}", kind.name, names.join(", ")))
+    };
+    let optimizers: Vec<String> = OPTIMIZERS.iter().filter_map(arguments).collect();
+    let mut page = INTRODUCTION.replace("@OPTIMIZERS@", &optimizers.join("; "));
     for section in Section::ALL {
         let rows = lookup::all().filter(|flag| flag.section == Some(*section));
         let _ = write!(
@@ -84,10 +91,8 @@ counts no more on its own host; on another one `--take_over_output_dir` is neede
 cosine_with_min_lr `min_lr` or `min_lr_rate`, `num_cycles`; cosine_warmup_with_min_lr these and `warmup_lr_rate`; warmup_stable_decay
 `num_decay_steps`, `num_stable_steps`, `warmup_type`, `decay_type`, `min_lr_ratio`, `num_cycles`. All mean what they mean in transformers.
 
-`--optim_args` takes, by optimizer: sgd `momentum`, `dampening`, `nesterov`; adagrad `lr_decay`, `eps`; rmsprop `alpha`, `eps`, `momentum`,
-`centered`; adafactor `eps`, `clip_threshold`, `decay_rate`; lamb `eps`; muon `momentum`, `nesterov`, `ns_steps`, `eps`, `adjust_lr_fn`. Weight
-decay is part of the gradient in sgd, adagrad and rmsprop, as in torch, and decoupled in the others. Muon orthogonalizes the matrices between
-hidden states; embeddings, heads and vectors are AdamW's.
+`--optim_args` takes, by optimizer: @OPTIMIZERS@. Weight decay is part of the gradient in sgd, adagrad and rmsprop, as in torch, and decoupled
+in the others. Muon orthogonalizes the matrices between hidden states; embeddings, heads and vectors are AdamW's.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
 SIGTERM when the run stopped at the end of a step and saved a checkpoint, or before its first step, with nothing to save; 3 after a second

@@ -2,7 +2,7 @@
 
 use super::error::{Error, failed};
 use super::run::Run;
-use crate::cache::TargetCache;
+use crate::cache::AotCache;
 use crate::trainer::cuda;
 use crate::trainer::gpu::Gpu;
 
@@ -11,7 +11,7 @@ pub struct AotTarget {
     /// The card.
     pub gpu: Gpu,
     /// Compiles and keeps graphs for it.
-    pub graphs: TargetCache,
+    pub graphs: AotCache,
 }
 
 impl AotTarget {

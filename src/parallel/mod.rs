@@ -8,6 +8,6 @@ pub mod schedule;
 pub mod stages;
 
 pub use mesh::{Axis, Mesh};
-pub use placement::{AxisSharding, Placements};
+pub use placement::{AxisSharding, Placements, ZeroSharding};
 pub use schedule::PipelineSchedule;
 pub use stages::Stages;

@@ -98,13 +98,58 @@ impl AxisSharding {
     }
 }
 
+/// A dimension that ZeRO shards evenly over an axis of the mesh.
+///
+/// Unlike tensor parallelism ([`AxisSharding`]), which shards by logical axes because a layer
+/// computes with its shard, ZeRO gathers a parameter whole before a layer uses it, and an
+/// optimizer's rule gets sums over all shards (`xtrain_graphs::optim::Update`). What a dimension
+/// stands for therefore changes no number and no layer's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroSharding {
+    /// The shard axis (ZeRO-3) or the data axis (ZeRO-1).
+    pub axis: Axis,
+    /// The dimension.
+    pub dim: usize,
+    /// The size of the axis, which divides the dimension.
+    pub parts: usize,
+}
+
+impl ZeroSharding {
+    /// The sharding along `axis` of a parameter of these sizes: at its first dimension that divides
+    /// and is not `taken` by tensor parallelism.
+    ///
+    /// The outermost one is best because its shards are contiguous, so that collectives move no
+    /// element twice. Vectors stay replicated, as does what has no such dimension: they are a
+    /// thousandth of a model, and a collective costs the same for little as for much.
+    pub fn of(dims: &[usize], mesh: Mesh, axis: Axis, taken: Option<usize>) -> Option<Self> {
+        let parts = mesh.size(axis);
+        if parts == 1 || dims.len() < 2 {
+            return None;
+        }
+        let divides = |dim: &usize| dims[*dim].is_multiple_of(parts) && dims[*dim] > 0;
+        let dim = (0..dims.len()).find(|dim| divides(dim) && taken != Some(*dim))?;
+        Some(ZeroSharding { axis, dim, parts })
+    }
+}
+
+impl From<ZeroSharding> for AxisSharding {
+    fn from(ZeroSharding { axis, dim, parts }: ZeroSharding) -> Self {
+        AxisSharding {
+            axis,
+            spec: shard(dim),
+            parts,
+            padding: 0,
+        }
+    }
+}
+
 /// How a run's state is sharded, by name; what is not named is replicated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placements {
     /// Along the data or the shard axis. Recorded steps know of these.
-    sharded: HashMap<String, AxisSharding>,
+    sharded: HashMap<String, ZeroSharding>,
     /// By parameter that is replicated: the shards that replicas update, along the data axis (ZeRO-1).
-    updates: HashMap<String, AxisSharding>,
+    updates: HashMap<String, ZeroSharding>,
     /// Along the tensor axis. Recorded steps are over what is whole along it; the graph is partitioned
     /// afterwards.
     tensor: HashMap<String, AxisSharding>,
@@ -143,28 +188,28 @@ impl Placements {
         copies.collect::<Vec<_>>().into_iter()
     }
 
-    /// Sets a value's sharding along the sharding's axis, in the place of an earlier one.
-    pub fn insert(&mut self, name: String, sharding: AxisSharding) {
-        let shardings = if sharding.axis == Axis::Tensor {
-            &mut self.tensor
-        } else {
-            &mut self.sharded
-        };
-        shardings.insert(name, sharding);
+    /// Shards a value along the data or the shard axis.
+    pub fn insert_zero(&mut self, name: String, sharding: ZeroSharding) {
+        self.sharded.insert(name, sharding);
+    }
+
+    /// Shards a value along the tensor axis.
+    pub fn insert_tensor(&mut self, name: String, sharding: AxisSharding) {
+        self.tensor.insert(name, sharding);
     }
 
     /// Records that each replica updates its shard of a whole parameter.
-    pub fn insert_update(&mut self, parameter: String, sharding: AxisSharding) {
+    pub fn insert_update(&mut self, parameter: String, sharding: ZeroSharding) {
         self.updates.insert(parameter, sharding);
     }
 
     /// The shards that replicas update of a whole parameter.
-    pub fn of_update(&self, parameter: &str) -> Option<AxisSharding> {
+    pub fn of_update(&self, parameter: &str) -> Option<ZeroSharding> {
         self.updates.get(parameter).copied()
     }
 
     /// The sharding along the data or the shard axis.
-    pub fn of(&self, name: &str) -> Option<AxisSharding> {
+    pub fn of(&self, name: &str) -> Option<ZeroSharding> {
         self.sharded.get(name).copied()
     }
 
@@ -181,7 +226,8 @@ impl Placements {
     }
 
     fn shardings(&self, name: &str) -> impl Iterator<Item = AxisSharding> + use<> {
-        [self.of_tensor(name), self.of(name)].into_iter().flatten()
+        let zero = self.of(name).map(AxisSharding::from);
+        [self.of_tensor(name), zero].into_iter().flatten()
     }
 
     /// The shape that one replica holds of a value.
@@ -268,35 +314,6 @@ impl Placements {
     }
 }
 
-/// The sharding of a parameter along `axis`, for ZeRO: at its first dimension that divides and is not
-/// `taken` by tensor parallelism.
-///
-/// Unlike tensor parallelism, which shards by logical axes because a layer computes with its shard,
-/// ZeRO gathers a parameter whole before a layer uses it, and an optimizer's rule gets sums over all
-/// shards (`xtrain_graphs::optim::Update`). What a dimension stands for therefore changes no
-/// number and no layer's code; the outermost one is best because its shards are contiguous, so that
-/// collectives move no element twice. Vectors stay replicated, as does what has no such dimension:
-/// they are a thousandth of a model, and a collective costs the same for little as for much.
-pub fn shard_along(
-    dims: &[usize],
-    mesh: Mesh,
-    axis: Axis,
-    taken: Option<usize>,
-) -> Option<AxisSharding> {
-    let parts = mesh.size(axis);
-    if parts == 1 || dims.len() < 2 {
-        return None;
-    }
-    let dim = (0..dims.len())
-        .find(|dim| dims[*dim].is_multiple_of(parts) && dims[*dim] > 0 && taken != Some(*dim))?;
-    Some(AxisSharding {
-        axis,
-        spec: shard(dim),
-        parts,
-        padding: 0,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,12 +324,11 @@ mod tests {
         let shape = Shape::new(DType::U8, [2, 6]);
         let bytes: Vec<u8> = (0..12).collect();
         for (dim, parts, second) in [(1, 3, vec![2, 3, 8, 9]), (0, 2, vec![6, 7, 8, 9, 10, 11])] {
-            let sharding = AxisSharding {
+            let sharding = AxisSharding::from(ZeroSharding {
                 axis: Axis::Shard,
-                spec: shard(dim),
+                dim,
                 parts,
-                padding: 0,
-            };
+            });
             let shards: Vec<Vec<u8>> = (0..parts)
                 .map(|index| sharding.shard(&bytes, &shape, index))
                 .collect();
@@ -329,16 +345,14 @@ mod tests {
             ..Mesh::single()
         };
         let dim = |dims: &[usize]| {
-            shard_along(dims, mesh, Axis::Shard, None).map(|sharding| sharding.spec.dim)
+            ZeroSharding::of(dims, mesh, Axis::Shard, None).map(|sharding| sharding.dim)
         };
         assert_eq!(dim(&[50257, 768]), Some(1));
         assert_eq!(dim(&[768, 3072]), Some(0));
         assert_eq!((dim(&[768]), dim(&[3, 5])), (None, None));
-        assert_eq!(shard_along(&[768, 3072], mesh, Axis::Data, None), None);
-        assert_eq!(
-            shard_along(&[768, 3072], mesh, Axis::Shard, Some(0)).map(|sharding| sharding.spec.dim),
-            Some(1)
-        );
+        assert_eq!(ZeroSharding::of(&[768, 3072], mesh, Axis::Data, None), None);
+        let untaken = ZeroSharding::of(&[768, 3072], mesh, Axis::Shard, Some(0));
+        assert_eq!(untaken.map(|sharding| sharding.dim), Some(1));
     }
 
     #[test]
@@ -348,7 +362,7 @@ mod tests {
             ..Mesh::single()
         };
         let mut placements = Placements::default();
-        placements.insert(
+        placements.insert_tensor(
             "w".into(),
             AxisSharding {
                 axis: Axis::Tensor,
@@ -392,7 +406,7 @@ mod tests {
             ..Mesh::single()
         };
         let mut placements = Placements::default();
-        placements.insert(
+        placements.insert_tensor(
             "w".into(),
             AxisSharding {
                 axis: Axis::Tensor,
@@ -401,13 +415,12 @@ mod tests {
                 padding: 0,
             },
         );
-        placements.insert(
+        placements.insert_zero(
             "w".into(),
-            AxisSharding {
+            ZeroSharding {
                 axis: Axis::Shard,
-                spec: shard(0),
+                dim: 0,
                 parts: 2,
-                padding: 0,
             },
         );
         let shape = Shape::new(DType::U8, [2, 12]);

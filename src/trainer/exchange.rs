@@ -11,8 +11,7 @@
 use super::error::Result;
 use super::session::Recording;
 use crate::parallel::buckets::buckets;
-use crate::parallel::placement::AxisSharding;
-use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
+use crate::parallel::{Axis, AxisSharding, Mesh, Placements, Stages, ZeroSharding, stages};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -27,7 +26,7 @@ enum Placement {
     Replicated,
     Sharded,
     /// Only the optimizer's state, and with it the update.
-    ShardedUpdate(AxisSharding),
+    ShardedUpdate(ZeroSharding),
 }
 
 impl Placement {
@@ -89,40 +88,42 @@ pub fn placements(
             kept.chain([&sum, &name])
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
-        let shard_kept = |placements: &mut Placements, sharding: AxisSharding| {
-            for (name, along) in &kept {
-                if let Some(dim) = along.iter().position(|dim| *dim == sharding.spec.dim) {
-                    let spec = sharding.spec.along(dim);
-                    placements.insert(name.clone(), AxisSharding { spec, ..sharding });
-                }
-            }
+        // What is sharded with the parameter's dimension, each with the dimension that this is of it.
+        let kept_along = |dim: usize| {
+            let of = move |along: &[usize]| along.iter().position(|known| *known == dim);
+            kept.iter()
+                .filter_map(move |(name, along)| Some((name.clone(), of(along)?)))
         };
-        let shard_all = |placements: &mut Placements, sharding: AxisSharding| {
-            shard_kept(placements, sharding);
-            placements.insert(sum.clone(), sharding);
-            placements.insert(name.clone(), sharding);
-        };
+        let all_along =
+            |dim: usize| kept_along(dim).chain([(sum.clone(), dim), (name.clone(), dim)]);
         let tensor_spec = tensor.get(&parameter.name);
         if let Some(&spec) = tensor_spec {
             let parts = mesh.size(Axis::Tensor);
             let size = parameter.dims[spec.dim];
-            let sharding = AxisSharding {
-                axis: Axis::Tensor,
-                spec,
-                parts,
-                padding: size.next_multiple_of(parts * spec.blocks) - size,
-            };
-            shard_all(&mut placements, sharding);
+            let padding = size.next_multiple_of(parts * spec.blocks) - size;
+            for (name, dim) in all_along(spec.dim) {
+                let sharding = AxisSharding {
+                    axis: Axis::Tensor,
+                    spec: spec.along(dim),
+                    parts,
+                    padding,
+                };
+                placements.insert_tensor(name, sharding);
+            }
         }
         let taken = tensor_spec.map(|spec| spec.dim);
-        let along = |axis| placement::shard_along(&parameter.dims, mesh, axis, taken);
+        let along = |axis| ZeroSharding::of(&parameter.dims, mesh, axis, taken);
         if let Some(sharding) = along(Axis::Shard) {
-            shard_all(&mut placements, sharding);
+            for (name, dim) in all_along(sharding.dim) {
+                placements.insert_zero(name, ZeroSharding { dim, ..sharding });
+            }
         } else if let Some(sharding) = along(Axis::Data)
             && shard_optimizer_state
             && !kept.is_empty()
         {
-            shard_kept(&mut placements, sharding);
+            for (name, dim) in kept_along(sharding.dim) {
+                placements.insert_zero(name, ZeroSharding { dim, ..sharding });
+            }
             placements.insert_update(name, sharding);
         }
     }
@@ -179,7 +180,7 @@ pub fn sum(
         if let (Placement::ShardedUpdate(sharding), Some(groups)) =
             (kind, mesh.groups(&[Axis::Data]))
         {
-            sums[index] = gradients[index].reduce_scatter(&groups, sharding.spec.dim)?;
+            sums[index] = gradients[index].reduce_scatter(&groups, sharding.dim)?;
         }
     }
     let last = bucket.saturating_sub(1);
@@ -361,7 +362,7 @@ impl ShardedUpdates {
             Placement::ShardedUpdate(sharding) => (sharding, &self.data_index),
         };
         Some(UpdateShard {
-            dim: sharding.spec.dim,
+            dim: sharding.dim,
             groups: recording.mesh().groups(&[sharding.axis])?,
             index: index.clone(),
         })
@@ -380,7 +381,7 @@ impl ShardedUpdates {
         let placement = Placement::of(recording.placements(), parameter);
         match (placement, &self.data_index) {
             (Placement::ShardedUpdate(sharding), Some(index)) => {
-                let dim = sharding.spec.dim;
+                let dim = sharding.dim;
                 let size = whole.dims()[dim] / sharding.parts;
                 Ok(whole.dynamic_slice(&index.mul_scalar(size as f64)?, dim, size)?)
             }
@@ -401,7 +402,7 @@ impl ShardedUpdates {
         let placement = Placement::of(recording.placements(), parameter);
         match (placement, recording.mesh().groups(&[Axis::Data])) {
             (Placement::ShardedUpdate(sharding), Some(groups)) => {
-                Ok(shard.all_gather(&groups, sharding.spec.dim)?)
+                Ok(shard.all_gather(&groups, sharding.dim)?)
             }
             _ => Ok(shard),
         }

@@ -5,7 +5,7 @@ use super::ahead::{Ahead, Step, Steps};
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::Phase;
-use crate::cache::{Memory, TargetCache};
+use crate::cache::{AotCache, Memory};
 use std::collections::BTreeMap;
 use xtrain_graphs::passes::stages::is_value;
 use xtrain_graphs::{Graph, InputRole, Shape, liveness};
@@ -46,10 +46,7 @@ impl Footprint {
 ///
 /// # Errors
 /// A graph cannot be recorded or compiled, or the compiler says nothing of its memory.
-pub fn footprints(
-    ahead: &mut Ahead,
-    mut absent: Option<&mut TargetCache>,
-) -> Result<Vec<Footprint>> {
+pub fn footprints(ahead: &mut Ahead, mut absent: Option<&mut AotCache>) -> Result<Vec<Footprint>> {
     let steps = ahead.steps()?;
     footprints_of(&steps, ahead, |session, graph| match &mut absent {
         Some(target) => Ok(target.memory(graph)?),

@@ -293,7 +293,7 @@ pub fn parameter_tensors(
         Ok(match (recording.placements().of(name), &groups) {
             (Some(sharding), Some(groups)) => Weight::Sharded {
                 shard: held,
-                dim: sharding.spec.dim,
+                dim: sharding.dim,
                 groups: groups.clone(),
             },
             _ => Weight::Whole(held),

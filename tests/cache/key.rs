@@ -157,7 +157,7 @@ fn contents(entry: &mut Entry) -> Vec<(Content, Vec<u8>)> {
 }
 
 #[test]
-fn every_part_of_the_surroundings_misses_by_name() {
+fn every_part_of_the_environment_misses_by_name() {
     let place = Place::new();
     Bench::run(&place);
     for (part, value) in [

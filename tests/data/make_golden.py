@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/data/golden: tiny models with random weights, and what transformers and torch compute with them.
 
-    pip install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors numpy seqeval
+    pip install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors numpy seqeval torch-optimi==0.3.3
     python tests/data/make_text.py && python tests/data/make_golden.py [CASE ...]
 
 The files are those that README.md lists, in float64 where nothing else is said. The optimizers and the rows of the data pipelines are
@@ -16,6 +16,7 @@ import random
 import sys
 
 import numpy as np
+import optimi
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
@@ -248,6 +249,12 @@ def muon(name, weight):
     return torch.optim.AdamW([weight], betas=(HYPER["beta1"], HYPER["beta2"]), eps=HYPER["eps"])
 
 
+def stable_adamw(**arguments):
+    """What transformers builds for this name. Its second moment's default is not the flags'."""
+    betas = (HYPER["beta1"], HYPER["beta2"])
+    return by(lambda _, w: optimi.StableAdamW([w], lr=HYPER["peak_lr"], betas=betas, eps=HYPER["eps"], foreach=False, triton=False, **arguments))
+
+
 def is_hidden_matrix(name, weight):
     return weight.dim() == 2 and ".h." in name
 
@@ -266,6 +273,8 @@ OPTIMIZERS = [
     ("adafactor", by(lambda _, w: hf.Adafactor([w], lr=0.1, scale_parameter=False, relative_step=False)), {}, 1),
     ("lamb", lamb, {}, 1),
     ("muon", by(muon), {}, 1),
+    ("stable_adamw", stable_adamw(), {}, 1),
+    ("stable_adamw", stable_adamw(decouple_lr=True, max_lr=0.003), {"decouple_lr": True, "max_lr": 0.003}, 1),
 ]
 
 
@@ -379,8 +388,10 @@ def loaded(case):
     return model, unique_parameters(model, set(stored))
 
 
-def make_optimizers():
+def make_optimizers(chosen):
     for index, (name, update, args, slower) in enumerate(OPTIMIZERS):
+        if chosen and name not in chosen:
+            continue
         # A third of GPT-2's fused bias has no gradient but noise, which is part of the norm that Adafactor clips by.
         case = "llama" if name == "adafactor" else "gpt2"
         folder = GOLDEN / case
@@ -616,6 +627,6 @@ if __name__ == "__main__":
     for seed, (name, cls, config, tokens) in enumerate(CASES):
         if not chosen or name in chosen:
             make_case(name, cls, config, tokens, seed)
+    make_optimizers(chosen)
     if not chosen:
-        make_optimizers()
         make_label_smoothing(["gpt2", "bert-mlm", "bert-cls", "bert-token-cls"])

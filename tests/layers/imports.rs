@@ -14,8 +14,8 @@ struct File {
     path: PathBuf,
     /// With strings and comments removed.
     code: String,
-    /// What `use` brings in: the name, where it comes from, and whether others may take it from
-    /// here (`pub use`).
+    /// What `use` brings in: the name, where it comes from, and whether it is a child's that others
+    /// may take from here (`pub use`).
     uses: Vec<Use>,
 }
 
@@ -105,11 +105,15 @@ impl Crate {
         let onwards = match from {
             Some(used) => self.definer([&used.path[..], &path[length + 1..]].concat(), most - 1),
             None => {
-                let globs = file.uses.iter().filter(|used| used.name == "*");
-                let mut children = globs.filter_map(|used| self.files.get_key_value(&used.path));
-                children
-                    .find(|(_, child)| defines(&child.code, name))
-                    .map(|(module, _)| module)
+                let mut globs = file.uses.iter().filter(|used| used.name == "*");
+                globs.find_map(|used| {
+                    let (found, glob) = self.files.get_key_value(&used.path)?;
+                    let child = [&used.path[..], &path[length..]].concat();
+                    match self.files.contains_key(&child[..=used.path.len()]) {
+                        true => self.definer(child, most - 1),
+                        false => defines(&glob.code, name).then_some(found),
+                    }
+                })
             }
         };
         Some(onwards.unwrap_or(module))
@@ -182,6 +186,26 @@ fn module_of(src: &Path, path: &Path) -> Module {
         module.pop();
     }
     module
+}
+
+/// A file's code: without comments, strings, characters and tests.
+pub fn tested_code(text: &str) -> String {
+    without_tests(&code_of(text)).0
+}
+
+/// The patterns of all arms of `match` that have no guard.
+pub fn patterns(code: &str) -> Vec<&str> {
+    let ends = code.match_indices("=>").map(|(end, _)| end);
+    ends.filter_map(|end| {
+        let mut depth = 0;
+        let start = code[..end].rfind(|c| {
+            depth += i32::from(matches!(c, ')' | ']')) - i32::from(matches!(c, '(' | '['));
+            depth < 0 || depth == 0 && matches!(c, '{' | '}' | ';' | ',')
+        });
+        let arm = &code[start.map_or(0, |at| at + 1)..end];
+        (!arm.contains(" if ")).then_some(arm.trim())
+    })
+    .collect()
 }
 
 /// The text without comments, strings and characters.
@@ -304,10 +328,12 @@ fn uses_of(code: &str, module: &Module) -> (Vec<Use>, String) {
                 path.pop();
             }
             let path = absolute(path, module);
+            // What a file takes from elsewhere it uses, whoever may see it there.
+            let reexports = !visibility.is_empty() && path.starts_with(module);
             found.push(Use {
                 name,
                 path,
-                reexports: !visibility.is_empty(),
+                reexports,
             });
         }
     }
@@ -341,6 +367,9 @@ fn taken_apart(tree: &str) -> Vec<String> {
 fn absolute(path: Module, module: &Module) -> Module {
     match path.first().map(String::as_str) {
         Some("crate") => path,
+        Some("self") if path.get(1).is_some_and(|next| next == "super") => {
+            absolute(path[1..].to_vec(), module)
+        }
         Some("self") => [&module[..], &path[1..]].concat(),
         Some("super") => {
             let up = path.iter().take_while(|part| *part == "super").count();

@@ -1,6 +1,6 @@
 //! One check of the doctor's report, and the graph that it compiles and runs.
 
-use crate::cache::TargetCache;
+use crate::cache::AotCache;
 use crate::commands::Error;
 use crate::engine::failed;
 use crate::runtime::Client;
@@ -96,7 +96,7 @@ pub fn sum_of_squares() -> trainer::Result<Graph> {
 }
 
 /// Compiles it for a device that is not attached.
-pub fn compile_only(cache: &mut TargetCache) -> trainer::Result<String> {
+pub fn compile_only(cache: &mut AotCache) -> trainer::Result<String> {
     let checked = cache.check(&sum_of_squares()?)?;
     Ok(format!("in {:.2} s", checked.ready_time.as_secs_f64()))
 }

@@ -63,7 +63,7 @@ pub fn of(module: &[u8]) -> Result<HloStats> {
                 instruction.opcode.as_str(),
                 "while" | "call" | "conditional" | "async-start"
             ) {
-                let times = times * trips(instruction);
+                let times = times * trip_count(instruction);
                 waiting.extend(
                     instruction
                         .called_computation_ids
@@ -223,7 +223,7 @@ fn config(instruction: &Instruction) -> serde_json::Value {
 }
 
 /// How often a loop runs, if the compiler found that out; anything else runs once.
-fn trips(instruction: &Instruction) -> f64 {
+fn trip_count(instruction: &Instruction) -> f64 {
     let found = &config(instruction)["known_trip_count"]["n"];
     found.as_str().and_then(|n| n.parse().ok()).unwrap_or(1.0)
 }

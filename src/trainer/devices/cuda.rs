@@ -4,7 +4,7 @@
 use super::device::{DeviceSettings, open_plugin, session};
 use super::distributed_options;
 use super::gpu::{Gpu, MEMORY_SHARE};
-use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
+use crate::cache::{AotCache, AotDevice, CacheSettings};
 use crate::parallel::Mesh;
 use crate::runtime::discover::CUDA;
 use crate::runtime::{
@@ -150,7 +150,7 @@ fn capability(text: &str) -> Option<u16> {
 ///
 /// # Errors
 /// If there is no plugin, or it has not the tools to compile for a card that is not attached.
-pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<TargetCache> {
+pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<AotCache> {
     let path = CUDA.find(settings.plugin.as_deref())?;
     let plugin = Plugin::load(&path)?;
     let tools = cuda_tools::find(&plugin)?;
@@ -169,14 +169,14 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
         OverrideValue::String(tools.display().to_string()),
     );
     options.local.extend(keep_tuning(&cache));
-    let device = AbsentDevice {
+    let device = AotDevice {
         topology,
         target: settings.cuda_target(gpu.capability()),
         name: gpu.name().to_string(),
         description,
         options,
     };
-    Ok(TargetCache::new(device, cache)?)
+    Ok(AotCache::new(device, cache)?)
 }
 
 #[cfg(test)]

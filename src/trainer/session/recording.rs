@@ -35,7 +35,7 @@ impl Session {
             let sharding = recording.placements().of(name);
             let whole = match sharding.and_then(|sharding| {
                 let groups = recording.mesh().groups(&[sharding.axis])?;
-                Some((sharding.spec.dim, groups))
+                Some((sharding.dim, groups))
             }) {
                 Some((dim, groups)) => held.all_gather(&groups, dim)?,
                 None => held,

@@ -2,15 +2,14 @@
 //! as transformers builds it for `--optim adafactor`: of a matrix it keeps the second moment's means
 //! over rows and columns only. Weight decay is decoupled.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
-    next_step,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated, next_step,
 };
 use crate::error::Result;
 use crate::trace::Tensor;
 
-/// `--optim adafactor`; `--optim_args` eps, clip_threshold and decay_rate.
+/// `--optim adafactor`.
 pub const ADAFACTOR: OptimizerKind = OptimizerKind {
     name: "adafactor",
     choices: &["adafactor"],
@@ -25,16 +24,14 @@ struct Adafactor {
 }
 
 impl Adafactor {
-    fn boxed(_: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(ADAFACTOR.name, given);
+    fn boxed(_: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
         let above_zero = f64::MIN_POSITIVE..=f64::MAX;
-        let adafactor = Adafactor {
+        Box::new(Adafactor {
             // Smaller numbers are 0 in f32.
             eps: args.number("eps", 1e-30, 1e-38..=f64::MAX, "a number from 1e-38"),
             clip_threshold: args.number("clip_threshold", 1.0, above_zero, "a number above 0"),
             decay_rate: args.number("decay_rate", -0.8, f64::MIN..=0.0, "a number up to 0"),
-        };
-        args.finish(Box::new(adafactor))
+        })
     }
 
     /// What the second moment, or its means, become: `decay` of the old and `fresh` of the new,

@@ -1,14 +1,13 @@
 //! Adagrad (Duchi et al. 2011) with coupled weight decay, as `torch.optim.Adagrad`.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
-    next_step,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated, next_step,
 };
 use crate::error::Result;
 use crate::trace::Tensor;
 
-/// `--optim adagrad`; `--optim_args` lr_decay and eps.
+/// `--optim adagrad`.
 pub const ADAGRAD: OptimizerKind = OptimizerKind {
     name: "adagrad",
     choices: &["adagrad"],
@@ -22,13 +21,11 @@ struct Adagrad {
 }
 
 impl Adagrad {
-    fn boxed(_: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(ADAGRAD.name, given);
-        let adagrad = Adagrad {
+    fn boxed(_: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
+        Box::new(Adagrad {
             lr_decay: args.not_negative("lr_decay", 0.0),
             eps: args.not_negative("eps", 1e-10),
-        };
-        args.finish(Box::new(adagrad))
+        })
     }
 
     fn decays(&self) -> bool {

@@ -1,10 +1,9 @@
 //! AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in the operation order of
 //! `torch.optim.AdamW`.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
-    moments,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated, moments,
 };
 use crate::error::Result;
 use crate::trace::Tensor;
@@ -28,8 +27,8 @@ pub const ADAMW: OptimizerKind = OptimizerKind {
 pub(super) struct AdamW(pub(super) Hyperparameters);
 
 impl AdamW {
-    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
-        ArgumentReader::new(ADAMW.name, given).finish(Box::new(AdamW(*hyper)))
+    fn boxed(hyper: &Hyperparameters, _: &mut ArgumentReader) -> Box<dyn Optimizer> {
+        Box::new(AdamW(*hyper))
     }
 }
 

@@ -66,7 +66,7 @@ pub struct ArgumentError(pub String);
 
 /// Takes arguments one by one. What is wrong comes out at the end, when all names that are known
 /// have been asked for.
-pub(super) struct ArgumentReader<'a> {
+pub struct ArgumentReader<'a> {
     /// The schedule or optimizer.
     of: &'a str,
     given: &'a Arguments,
@@ -194,6 +194,11 @@ impl<'a> ArgumentReader<'a> {
         let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         self.wrong(name, &format!("one of {}", all.join(", ")));
         default
+    }
+
+    /// The names that have been asked for.
+    pub(super) fn known(self) -> Vec<&'static str> {
+        self.known
     }
 
     /// What was made of the arguments, if all of them are known and right.

@@ -1,10 +1,9 @@
 //! LAMB (You et al. 2020): Adam's step with bias correction and decay, scaled for each parameter by
 //! the trust ratio, the norm of the parameter over that of the step.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
-    moments,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated, moments,
 };
 use crate::error::Result;
 use crate::op::Comparison;
@@ -22,10 +21,9 @@ pub const LAMB: OptimizerKind = OptimizerKind {
 struct Lamb(Hyperparameters);
 
 impl Lamb {
-    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(LAMB.name, given);
+    fn boxed(hyper: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
         let eps = args.not_negative("eps", 1e-6);
-        args.finish(Box::new(Lamb(Hyperparameters { eps, ..*hyper })))
+        Box::new(Lamb(Hyperparameters { eps, ..*hyper }))
     }
 }
 

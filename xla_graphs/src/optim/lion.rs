@@ -1,9 +1,9 @@
 //! Lion (Chen et al. 2023), evolved sign momentum with decoupled weight decay, as `Lion` of
 //! bitsandbytes, which is what TrainingArguments' names mean.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated,
 };
 use crate::error::Result;
 
@@ -18,8 +18,8 @@ pub const LION: OptimizerKind = OptimizerKind {
 struct Lion(Hyperparameters);
 
 impl Lion {
-    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
-        ArgumentReader::new(LION.name, given).finish(Box::new(Lion(*hyper)))
+    fn boxed(hyper: &Hyperparameters, _: &mut ArgumentReader) -> Box<dyn Optimizer> {
+        Box::new(Lion(*hyper))
     }
 }
 

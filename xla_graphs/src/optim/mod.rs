@@ -20,10 +20,12 @@ mod plateau;
 mod rmsprop;
 mod schedule;
 mod sgd;
+mod stable_adamw;
 
 pub use adafactor::ADAFACTOR;
 pub use adagrad::ADAGRAD;
 pub use adamw::ADAMW;
+use arguments::ArgumentReader;
 pub use arguments::{Argument, ArgumentError, Arguments};
 use clip::rows_first;
 pub use clip::{clip_factor, global_norm, sum_of_squares};
@@ -36,14 +38,24 @@ pub use plateau::{Plateau, PlateauRule};
 pub use rmsprop::RMSPROP;
 pub use schedule::{Schedule, ScheduleKind, ScheduleType};
 pub use sgd::SGD;
+pub use stable_adamw::STABLE_ADAMW;
 
 use crate::error::Result;
 use crate::trace::Tensor;
 use std::fmt;
 
 /// Every optimizer that a run can choose.
-pub const OPTIMIZERS: &[OptimizerKind] =
-    &[ADAMW, SGD, LION, ADAGRAD, RMSPROP, ADAFACTOR, LAMB, MUON];
+pub const OPTIMIZERS: &[OptimizerKind] = &[
+    ADAMW,
+    SGD,
+    LION,
+    ADAGRAD,
+    RMSPROP,
+    ADAFACTOR,
+    LAMB,
+    MUON,
+    STABLE_ADAMW,
+];
 
 /// An optimizer, or why its arguments are refused.
 pub type Built = std::result::Result<Box<dyn Optimizer>, ArgumentError>;
@@ -55,7 +67,7 @@ pub struct OptimizerKind {
     pub name: &'static str,
     /// The values of `--optim` that choose it, TrainingArguments' names.
     pub choices: &'static [&'static str],
-    new: fn(&Hyperparameters, &Arguments) -> Built,
+    new: fn(&Hyperparameters, &mut ArgumentReader) -> Box<dyn Optimizer>,
 }
 
 impl OptimizerKind {
@@ -69,7 +81,22 @@ impl OptimizerKind {
     /// # Errors
     /// If it does not take one of the arguments, or a value is out of range.
     pub fn with(self, hyper: &Hyperparameters, given: &Arguments) -> Built {
-        (self.new)(hyper, given)
+        let mut reader = ArgumentReader::new(self.name, given);
+        let made = (self.new)(hyper, &mut reader);
+        reader.finish(made)
+    }
+
+    /// The names of its own arguments, which `--optim_args` takes.
+    pub fn arguments(self) -> Vec<&'static str> {
+        let hyper = Hyperparameters {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+        };
+        let given = Arguments::default();
+        let mut reader = ArgumentReader::new(self.name, &given);
+        (self.new)(&hyper, &mut reader);
+        reader.known()
     }
 
     /// The same with the defaults of its own arguments.

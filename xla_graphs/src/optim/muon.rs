@@ -2,17 +2,16 @@
 //! Newton-Schulz iterations, as `torch.optim.Muon`; AdamW for everything else.
 
 use super::adamw::AdamW;
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated,
 };
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::DotDims;
 use crate::trace::Tensor;
 
-/// `--optim muon`; `--optim_args` momentum, nesterov, ns_steps, eps and adjust_lr_fn. The `--adam_`
-/// flags are those of AdamW for embeddings, heads and vectors.
+/// `--optim muon`. The `--adam_` flags are those of AdamW for embeddings, heads and vectors.
 pub const MUON: OptimizerKind = OptimizerKind {
     name: "muon",
     choices: &["muon"],
@@ -45,8 +44,7 @@ struct Muon {
 }
 
 impl Muon {
-    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(MUON.name, given);
+    fn boxed(hyper: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
         let muon = Muon {
             momentum: args.below_one("momentum", 0.95),
             nesterov: args.flag("nesterov", true),
@@ -69,7 +67,7 @@ impl Muon {
                 muon.steps
             ));
         }
-        args.finish(Box::new(muon))
+        Box::new(muon)
     }
 
     /// The factor on the learning rate of a matrix.

@@ -1,13 +1,13 @@
 //! RMSprop (Tieleman and Hinton 2012) with coupled weight decay, centred (Graves 2013) and with
 //! momentum if asked, as `torch.optim.RMSprop`.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated,
 };
 use crate::error::Result;
 
-/// `--optim rmsprop`; `--optim_args` alpha, eps, momentum and centered.
+/// `--optim rmsprop`.
 pub const RMSPROP: OptimizerKind = OptimizerKind {
     name: "rmsprop",
     choices: &["rmsprop"],
@@ -23,15 +23,13 @@ struct RmsProp {
 }
 
 impl RmsProp {
-    fn boxed(_: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(RMSPROP.name, given);
-        let rmsprop = RmsProp {
+    fn boxed(_: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
+        Box::new(RmsProp {
             alpha: args.below_one("alpha", 0.99),
             eps: args.not_negative("eps", 1e-8),
             momentum: args.not_negative("momentum", 0.0),
             centered: args.flag("centered", false),
-        };
-        args.finish(Box::new(rmsprop))
+        })
     }
 }
 

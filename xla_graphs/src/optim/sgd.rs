@@ -1,16 +1,15 @@
 //! Stochastic gradient descent with torch's coupled weight decay, momentum, dampening and
 //! Nesterov's momentum (Sutskever et al. 2013), as `torch.optim.SGD`.
 
-use super::arguments::{ArgumentReader, Arguments};
 use super::{
-    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
-    next_step,
+    ArgumentReader, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update,
+    Updated, next_step,
 };
 use crate::error::Result;
 use crate::op::Comparison;
 use crate::trace::Tensor;
 
-/// `--optim sgd`; `--optim_args` momentum, dampening and nesterov.
+/// `--optim sgd`.
 pub const SGD: OptimizerKind = OptimizerKind {
     name: "sgd",
     choices: &["sgd"],
@@ -25,8 +24,7 @@ struct Sgd {
 }
 
 impl Sgd {
-    fn boxed(_: &Hyperparameters, given: &Arguments) -> Built {
-        let mut args = ArgumentReader::new(SGD.name, given);
+    fn boxed(_: &Hyperparameters, args: &mut ArgumentReader) -> Box<dyn Optimizer> {
         let sgd = Sgd {
             momentum: args.not_negative("momentum", 0.0),
             dampening: args.number("dampening", 0.0, 0.0..=1.0, "a number from 0 to 1"),
@@ -35,7 +33,7 @@ impl Sgd {
         if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening > 0.0) {
             args.refuse("nesterov needs a momentum above 0 and no dampening");
         }
-        args.finish(Box::new(sgd))
+        Box::new(sgd)
     }
 
     /// Whether the first step differs from the others: it takes the gradient without dampening.

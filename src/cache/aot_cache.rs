@@ -5,7 +5,7 @@
 
 use super::compiler::{feeds, signature};
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
-use super::key::{Key, Surroundings};
+use super::key::{CompileEnvironment, Key};
 use super::program::emit;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
@@ -21,7 +21,7 @@ const LOW_FLOPS: &str = "product flops in 16 bits";
 const WIDE_FLOPS: &str = "product flops in f32";
 
 /// A device that is not attached, as its plugin's compiler knows it.
-pub struct AbsentDevice {
+pub struct AotDevice {
     pub topology: Topology,
     pub target: Target,
     /// What people call it.
@@ -32,9 +32,9 @@ pub struct AbsentDevice {
 }
 
 /// Compiles for one such device, and keeps what it made.
-pub struct TargetCache {
-    device: AbsentDevice,
-    surroundings: Surroundings,
+pub struct AotCache {
+    device: AotDevice,
+    environment: CompileEnvironment,
     store: Option<Store>,
     settings: CacheSettings,
     origin: Origin,
@@ -72,16 +72,16 @@ impl CheckedGraph {
     }
 }
 
-impl TargetCache {
-    pub fn new(device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
+impl AotCache {
+    pub fn new(device: AotDevice, settings: CacheSettings) -> Result<Self, Error> {
         let (topology, tuning) = (&device.topology, settings.tuning());
         let described = (
             device.name.as_str(),
             device.description.as_str(),
             tuning.as_str(),
         );
-        Ok(TargetCache {
-            surroundings: Surroundings::of_topology(
+        Ok(AotCache {
+            environment: CompileEnvironment::of_topology(
                 topology,
                 described,
                 &device.options,
@@ -112,7 +112,7 @@ impl TargetCache {
 
     /// The memory that a graph needs, from its stored header, or else by compiling it.
     pub fn memory(&mut self, graph: &Graph) -> Result<Memory, Error> {
-        let key = self.surroundings.key(graph);
+        let key = self.environment.key(graph);
         let stored = self
             .store
             .as_ref()
@@ -126,7 +126,7 @@ impl TargetCache {
     /// Everything about a graph, stored or compiled now.
     pub fn check(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
         let start = Instant::now();
-        let key = self.surroundings.key(graph);
+        let key = self.environment.key(graph);
         let entry = self
             .store
             .as_ref()
@@ -171,7 +171,7 @@ impl TargetCache {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let key = self.surroundings.key(graph).of_module().with_target(target);
+        let key = self.environment.key(graph).of_module().with_target(target);
         if store.module(&key).is_some() {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl TargetCache {
             code: stats.generated_code_bytes,
             peak: stats.peak(),
         };
-        let key = self.surroundings.key(graph);
+        let key = self.environment.key(graph);
         let checked = CheckedGraph {
             name: graph.name.clone(),
             fingerprint: graph.fingerprint(),
