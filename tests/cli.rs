@@ -202,10 +202,6 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, train token-cls, eval clm",
         ),
         (
-            "generate --model_name_or_path old".into(),
-            "error: generate needs a text to continue\nhint: add --prompt TEXT, --prompt_file FILE or --chat\n",
-        ),
-        (
             "bench --steps 0 --model_type gpt2".into(),
             "`steps` must be a whole number that is at least 1",
         ),

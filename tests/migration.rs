@@ -363,3 +363,148 @@ fn an_epoch_has_the_examples_of_its_set() {
     assert_eq!(seen("epochs", "--num_train_epochs 2"), 40.0);
     assert_eq!(seen("steps", "--max_steps 3"), 24.0);
 }
+
+/// What is told of a command line is the whole: mistakes of flags and what the files that they name
+/// lack, each once, with the nearest thing that there is.
+fn refused(bench: &Bench, line: &str, parts: &[&str]) {
+    let run = bench.run(line);
+    assert_eq!(run.code, Some(2), "{line}\n{}", run.stderr);
+    for part in parts {
+        assert!(run.stderr.contains(part), "{part} is not in {}", run.stderr);
+    }
+    let count = run.stderr.matches("error: ").count();
+    assert_eq!(count, parts.len(), "{line}\n{}", run.stderr);
+    assert!(run.stdout.is_empty(), "{}", run.stdout);
+}
+
+#[test]
+fn mistakes_in_files_are_said_with_those_of_flags() {
+    let bench = Bench::new();
+    let small = "--block_size 32 --per_device_train_batch_size 4 --max_steps 1 --save_strategy no --report none --disable_tqdm";
+    bench
+        .run(&format!(
+            "train clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64 --tokenizer_name byte_bpe \
+             --train_file articles.txt --output_dir decoder {small}"
+        ))
+        .succeeded();
+    fs::create_dir(bench.path("empty")).unwrap();
+    fs::write(
+        bench.path("rows.csv"),
+        "id,body,kind\n1,Good.,yes\n2,Bad.,no\n",
+    )
+    .unwrap();
+    fs::write(bench.path("notes.jsonl"), "{\"content\": \"A line.\"}\n").unwrap();
+    fs::write(
+        bench.path("ner.jsonl"),
+        "{\"token\": [\"A\"], \"ner_tag\": [\"O\"]}\n",
+    )
+    .unwrap();
+    // run_clm: a typed flag, an encoder, a column, a file, a metric.
+    refused(
+        &bench,
+        "train clm --model_type bert --tokenizer_name byte_bpe --do_train --do_eval --train_file rows.csv --text_column_name bdy \
+         --validation_file articles-vlid.txt --learning_rte 1e-3 --eval_strategy steps --metric_for_best_model acuracy --output_dir out",
+        &[
+            "unknown flag --learning_rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+            "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2,",
+            "error: --train_file: rows.csv has no column \"bdy\"; it has id, body, kind\nhint: did you mean --text_column_name body?\n",
+            "error: --validation_file: articles-vlid.txt does not exist\nhint: did you mean articles-valid.txt?\n",
+            "error: --metric_for_best_model: there is no metric `acuracy`\nhint: did you mean `accuracy`?\n",
+        ],
+    );
+    // run_glue: settings of the model, a directory without tokenizer, the label's column, a metric.
+    refused(
+        &bench,
+        "train cls --model_type gpt2 --config_overrides n_hed=2,n_layers=x --tokenizer_name empty --train_file rows.csv \
+         --text_column_name body --label_column_name knd --eval_strategy epoch --save_strategy epoch --load_best_model_at_end \
+         --metric_for_best_model eval_accurcy --output_dir out",
+        &[
+            "error: --config_overrides: n_hed=2",
+            "error: --config_overrides: n_layers=\"x\"",
+            "error: no tokenizer in empty: expected tokenizer.json",
+            "error: --train_file: rows.csv has no column \"knd\"; it has id, body, kind\nhint: did you mean --label_column_name kind?\n",
+            "error: --metric_for_best_model: there is no metric `accurcy`\nhint: did you mean `accuracy`?\n",
+        ],
+    );
+    // run_mlm on a decoder's directory, which is not there under that name, and a file without texts.
+    refused(
+        &bench,
+        "train mlm --model_name_or_path decoder --train_file notes.jsonl --validation_file rows.csv --text_column_name content \
+         --do_eval --do_train --warmup_step 3 --bf16 --fp16 --output_dir out",
+        &[
+            "did you mean `--warmup_steps`?",
+            "error: --bf16 and --fp16 exclude each other",
+            "error: --model_name_or_path: decoder (gpt2) is a decoder, which predicts the next token, not masked ones\n\
+             hint: use the task clm, or one of bert,",
+            "error: --validation_file: rows.csv has no column \"content\"; it has id, body, kind\n",
+        ],
+    );
+    refused(
+        &bench,
+        "train mlm --model_name_or_path ./decodr --tokenizer_name ./wordpice --train_file articles.txt articles-vlid.txt --output_dir out \
+         --per_device_train_batchsize 8",
+        &[
+            "did you mean `--per_device_train_batch_size`?",
+            "error: --model_name_or_path: ./decodr is not a directory here\nhint: did you mean ./decoder?\n",
+            "error: --tokenizer_name: ./wordpice does not exist here\nhint: did you mean ./wordpiece?\n",
+            "error: --train_file: articles-vlid.txt does not exist\nhint: did you mean articles-valid.txt?\n",
+        ],
+    );
+    // run_ner: columns of words, and what a metric of one kind of entity is called is not known yet.
+    refused(
+        &bench,
+        &format!(
+            "train token-cls {BERT} --tokenizer_name wordpiece --train_file ner.jsonl --max_seq_length 128 --tensor_parallel 3 \
+             --eval_strategy epoch --metric_for_best_model f2 --dataset_config_name conll --resume_from_checkpoint out/checkpoint-3 \
+             --output_dir out"
+        ),
+        &[
+            "error: --dataset_config_name needs --dataset_name\n",
+            "error: --max_seq_length 128 is more than the model's 64 positions\nhint: set --max_seq_length 64 or less\n",
+            "error: 3 devices cannot divide layers of 2 heads",
+            "error: --train_file: ner.jsonl has no column tokens or words; it has token, ner_tag\nhint: did you mean --text_column_name token?\n",
+            "error: --train_file: ner.jsonl has no column ner_tags or labels; it has token, ner_tag\nhint: did you mean --label_column_name ner_tag?\n",
+            "error: --metric_for_best_model: there is no metric `f2`\nhint: ",
+            "error: --resume_from_checkpoint: out/checkpoint-3 is not a directory\n",
+        ],
+    );
+    // Evaluations and predictions: a language model has no labels to give.
+    refused(
+        &bench,
+        "eval cls --model_name_or_path decoder --validation_file rows.csv --per_device_eval_batchsize 8",
+        &[
+            "did you mean `--per_device_eval_batch_size`?",
+            "error: decoder/config.json is of a GPT2LMHeadModel: there are no labels to give\nhint: train it for classification first: ",
+            "error: --validation_file: rows.csv has no column text or sentence or sentence1; it has id, body, kind\nhint: name the one to use with --text_column_name\n",
+            "error: --validation_file: rows.csv has no column label or labels; it has id, body, kind\nhint: name the one to use with --label_column_name\n",
+        ],
+    );
+    assert!(!bench.path("out").exists());
+    // The same from a settings file, whose mistakes are said with their lines.
+    fs::write(
+        bench.path("run.json"),
+        "{\"model_name_or_path\": \"decoder\",\n\"train_file\": \"rows.csv\",\n\"lerning_rate\": 1,\n\"eval_strategy\": \"steps\",\n\
+         \"metric_for_best_model\": \"perplexty\", \"output_dir\": \"out\", \"block_size\": 128}",
+    )
+    .unwrap();
+    refused(
+        &bench,
+        "train clm run.json",
+        &[
+            "error: run.json:3: unknown key `lerning_rate`",
+            "error: --block_size 128 is more than the model's 64 positions\nhint: set --block_size 64 or less\n",
+            "error: --train_file: rows.csv has no column text or sentence or sentence1; it has id, body, kind\nhint: ",
+            "hint: did you mean `perplexity`?\n",
+        ],
+    );
+    // Weights, of a directory that has none.
+    fs::remove_file(bench.path("decoder/model.safetensors")).unwrap();
+    refused(
+        &bench,
+        "generate --model_name_or_path decoder --promt x",
+        &[
+            "did you mean `--prompt`?",
+            "error: --model_name_or_path: no model.safetensors in decoder",
+        ],
+    );
+}

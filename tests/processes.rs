@@ -767,7 +767,7 @@ fn what_launch_cannot_do_is_refused_at_once() {
         ),
         ("launch", "launch runs train or eval"),
         (
-            "launch train clm --max_steps 3",
+            "launch --max_steps 3 -- train clm",
             "put that command after --",
         ),
         (

@@ -236,6 +236,11 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
             "is what --axis data_parallel varies",
         ),
         (
+            "--degrees 1,3 --axis tensor_parallel",
+            &bench,
+            "3 devices cannot divide layers of 2 heads",
+        ),
+        (
             "--degrees 1,2",
             &format!("{bench} --no_such_flag"),
             "unknown flag --no_such_flag for `xtrain bench`",
@@ -282,13 +287,13 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
 #[test]
 fn a_run_that_fails_is_named_with_its_last_lines() {
     let run = scaling(
-        "--degrees 1,3 --repeats 1 --axis tensor_parallel",
-        &format!("{BENCH} --batch 2"),
+        "--degrees 1,2 --repeats 1",
+        &format!("{BENCH} --batch 2 --seq 33"),
     );
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     for sign in [
-        "error: tensor_parallel 3: the command ended with exit code 1",
-        "layers of 2 heads",
+        "the command ended with exit code 2",
+        "--seq 33 is more than the model's 32 positions",
         "hint: run it by itself: xtrain bench",
     ] {
         assert!(run.stderr.contains(sign), "{sign}: {}", run.stderr);

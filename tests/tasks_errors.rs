@@ -212,21 +212,21 @@ fn tables_that_cannot_be_used() {
             "no such text column",
             |_| (),
             "CLS --text_column_name tweet",
-            1,
+            2,
             &["train.csv", "tweet", "text", "label"],
         ),
         (
             "no such label column",
             |_| (),
             "CLS --label_column_name class",
-            1,
+            2,
             &["train.csv", "class", "text, label"],
         ),
         (
             "no such pair column",
             |_| (),
             "CLS --text_pair_column_name second",
-            1,
+            2,
             &["train.csv", "second"],
         ),
         (
@@ -294,7 +294,7 @@ fn tables_that_cannot_be_used() {
             "tsv without its column",
             |p| p.write("test.tsv", "a\tb\n1\t2\n"),
             "PREDICT --test_file test.tsv",
-            1,
+            2,
             &["test.tsv", "a, b"],
         ),
     ]);
@@ -404,14 +404,17 @@ fn models_that_do_not_go_with_the_task() {
             "saved decoder for mlm",
             |_| (),
             "train mlm --model_name_or_path causal --tokenizer_name wordpiece --train_file train.txt --output_dir out",
-            1,
-            &["model_type", "gpt2", "not for masked language modelling"],
+            2,
+            &[
+                "--model_name_or_path: causal (gpt2) is a decoder",
+                "use the task clm",
+            ],
         ),
         (
             "no classifier",
             |_| (),
             "PREDICT --model_name_or_path masked",
-            1,
+            2,
             &["BertForMaskedLM", "no labels to give", "train cls"],
         ),
         (
@@ -569,7 +572,7 @@ fn best_models_that_cannot_be_found() {
         (
             "predict without rows",
             |_| (),
-            "predict cls --model_name_or_path classifier",
+            "predict cls --model_name_or_path classifier --tokenizer_name wordpiece",
             2,
             &["nothing to label", "--test_file"],
         ),

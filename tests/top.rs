@@ -339,12 +339,10 @@ fn what_top_cannot_do_is_said() {
     };
     refused(&[], 2, &["no run given", "xtrain top DIR"]);
     refused(&["--output_dir", "out", "--json"], 2, &["--once"]);
-    refused(
-        &["--output_dir", "out", "--once"],
-        1,
-        &["out holds no telemetry.jsonl", "--output_dir"],
-    );
+    let once = ["--output_dir", "out", "--once"];
+    refused(&once, 2, &["out does not exist"]);
     fs::create_dir(dir.path().join("out")).unwrap();
+    refused(&once, 1, &["out holds no telemetry.jsonl", "--output_dir"]);
     fs::write(PathBuf::from(dir.path()).join("out/telemetry.jsonl"), "").unwrap();
     // Standard output is a pipe here.
     refused(&["--output_dir", "out"], 2, &["terminal", "--once"]);

@@ -189,7 +189,7 @@ impl AotCache {
         Header {
             key,
             phase: graph.name.clone(),
-            origin: self.origin.clone(),
+            origin: self.origin.of(&graph.name),
             feeds: feeds(graph),
             created: now(),
             compile_seconds: 0.0,

@@ -78,7 +78,7 @@ impl Compiler {
         let key = self.environment.key(graph);
         let (executable, compiled_in, reason) = match self.load(graph, &key)? {
             Some((executable, compiled_in)) => (executable, Some(compiled_in), None),
-            None => self.load_or_compile(graph, &key, origin, earlier)?,
+            None => self.load_or_compile(graph, &key, &origin.of(&graph.name), earlier)?,
         };
         Ok(Made {
             key,
@@ -105,7 +105,7 @@ impl Compiler {
             return Ok((Some(memory), None));
         }
         let start = Instant::now();
-        let executable = self.compile(graph, &key, origin)?;
+        let executable = self.compile(graph, &key, &origin.of(&graph.name))?;
         Ok((memory(&executable), Some(start.elapsed())))
     }
 

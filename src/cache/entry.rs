@@ -17,6 +17,9 @@ const MAGIC: &str = "xtrain graph entry";
 /// A header is a few KB; a damaged length must not make us allocate the machine.
 const LARGEST_HEADER: usize = 16 << 20;
 
+/// The name of graphs that evaluate; a batch's length may follow it.
+pub const EVALUATION: &str = "eval";
+
 /// Where a graph came from, in the user's terms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
@@ -29,6 +32,28 @@ pub struct Origin {
     pub config_digest: String,
     /// Settings that shape graphs, to name the cause of a change.
     pub settings: BTreeMap<String, String>,
+    /// Those that shape evaluations only, and those that shape all other graphs only; an entry has
+    /// its own among `settings`.
+    #[serde(skip)]
+    pub of_evaluations: BTreeMap<String, String>,
+    #[serde(skip)]
+    pub of_others: BTreeMap<String, String>,
+}
+
+impl Origin {
+    /// Of one graph: with the settings that shape it.
+    pub fn of(&self, graph: &str) -> Origin {
+        let is_evaluation = graph.split('.').next() == Some(EVALUATION);
+        let own = if is_evaluation {
+            &self.of_evaluations
+        } else {
+            &self.of_others
+        };
+        let mut origin = self.clone();
+        origin.settings.extend(own.clone());
+        (origin.of_evaluations, origin.of_others) = Default::default();
+        origin
+    }
 }
 
 /// The compiler's account of memory on one device, in bytes.

@@ -20,7 +20,7 @@ mod program;
 mod store;
 
 pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
-pub use entry::{Content, Damage, Entry, Header, Memory, Origin, Stored};
+pub use entry::{Content, Damage, EVALUATION, Entry, Header, Memory, Origin, Stored};
 pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};

@@ -4,6 +4,7 @@
 use super::{Error, Outcome};
 use crate::config::TopPlan;
 use crate::engine::failed;
+use crate::report::runs::runs_in;
 use crate::report::table::Table;
 use crate::report::telemetry::TELEMETRY_FILE;
 use crate::report::top::devices::Devices;
@@ -74,7 +75,18 @@ impl Watcher {
                     )
             })
         };
-        let runs = self.plan.output_dirs.iter().map(read);
+        // Anew at each look: a sweep goes on to its next run.
+        let started = |dir: &PathBuf| -> Vec<PathBuf> {
+            let mut runs = runs_in(dir);
+            runs.retain(|run| run == dir || run.join(TELEMETRY_FILE).is_file());
+            if runs.is_empty() {
+                vec![dir.clone()]
+            } else {
+                runs
+            }
+        };
+        let dirs: Vec<PathBuf> = self.plan.output_dirs.iter().flat_map(started).collect();
+        let runs = dirs.iter().map(read);
         let mut snapshots = runs.collect::<Result<Vec<Snapshot>, Error>>()?;
         self.measure(&mut snapshots);
         Ok(snapshots)

@@ -13,7 +13,7 @@ use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{ExampleOrder, OptimizerKind};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::{MODEL_TYPES, is_encoder};
+use xtrain_models::{HeadKind, MODEL_TYPES, build, default_config, is_encoder, preset};
 
 /// A choice between words.
 pub trait Choice: Copy + 'static {
@@ -286,10 +286,21 @@ fn model_types(command: Option<CommandName>) -> Vec<&'static str> {
 }
 
 /// Whether a model that is known by name is of the kind that the command's task is for: encoders
-/// see the whole text, decoders what came before.
+/// see the whole text, decoders what came before, and not every family has every classifier.
 pub fn suits_task(name: &str, command: CommandName) -> bool {
+    let head = if sets::CLS.contains(command) {
+        Some(HeadKind::SequenceClassification { labels: 2 })
+    } else if sets::TOKEN_CLS.contains(command) {
+        Some(HeadKind::TokenClassification { labels: 2 })
+    } else {
+        None
+    };
+    if let Some(head) = head {
+        let config = preset(name).or_else(|| default_config(name).ok());
+        return config.is_none_or(|config| build(config, head).is_ok());
+    }
     match is_encoder(name) {
-        Some(true) => !sets::CLM.contains(command),
+        Some(true) => !sets::CLM.contains(command) && !sets::GENERATE.contains(command),
         Some(false) => !sets::MLM.contains(command),
         None => true,
     }

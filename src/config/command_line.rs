@@ -7,6 +7,7 @@ use super::config_file;
 use super::error::{Advice, Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::help;
+use super::instead;
 use super::kind::{Form, parse_bool};
 use super::lookup;
 use super::nearest::nearest;
@@ -188,6 +189,12 @@ impl Reader {
                 }
             } else if is_flag_like(&word) {
                 self.flag(&word);
+            } else if self.starter().is_some() {
+                // As launchers have it, the first word of a command ends their own flags.
+                self.words.push_front(word);
+                while let Some(word) = self.words.pop_front() {
+                    self.positional(word);
+                }
             } else {
                 self.positional(word);
             }
@@ -204,13 +211,23 @@ impl Reader {
             let config = lookup::find("config", self.command).expect("every command takes it");
             self.give(config, vec![word]);
         } else {
-            self.mistakes.push(UsageError::CommandLine {
-                problem: format!(
-                    "unexpected word `{word}`: every setting of `xtrain {}` is a flag",
-                    self.command.words()
+            let problem = format!(
+                "unexpected word `{word}`: every setting of `xtrain {}` is a flag",
+                self.command.words()
+            );
+            self.mistakes.push(match instead::of_program(&word) {
+                Some(command) => UsageError::illegal(
+                    problem,
+                    format!("leave it out: in its place stands the command, {command}"),
                 ),
+                None => UsageError::CommandLine { problem },
             });
         }
+    }
+
+    /// What there is to know of a command that starts another one.
+    fn starter(&self) -> Option<&'static Starter> {
+        STARTERS.iter().find(|starter| starter.id == self.command)
     }
 
     /// The flag whose words stand by themselves, of a command that has one.
@@ -280,7 +297,11 @@ impl Reader {
                 }
                 texts
             }
-            (None, Form::List | Form::Positional) => self.next_while(|word| !is_flag_like(word)),
+            (None, Form::List | Form::Positional) => {
+                let starts = self.starter().is_some();
+                let ends = |word: &str| is_flag_like(word) || starts && begins_command(word);
+                self.next_while(|word| !ends(word))
+            }
             (None, Form::Number | Form::Word | Form::Pairs) => self
                 .next_if(|word| !is_flag_like(word))
                 .into_iter()
@@ -329,29 +350,39 @@ impl Reader {
 
     /// Notes an unknown flag, with its values out of the way.
     fn unknown(&mut self, arg: &str, has_value: bool) {
-        if !has_value {
+        if !has_value && self.takes_words().is_some() {
+            // Of several words the others are the command's own.
+            self.next_if(|word| !is_flag_like(word) && !begins_command(word));
+        } else if !has_value {
             self.next_while(|word| !is_flag_like(word));
         }
         let name = arg.trim_start_matches('-');
         let info = self.command.info();
-        let starts = STARTERS.iter().find(|(id, ..)| *id == info.id);
         let elsewhere = lookup::commands_taking(name);
-        if let Some((_, done, example)) = starts
+        let habit = habit(name, info.id);
+        let of_launcher = instead::of_launcher(name).filter(|_| info.id == CommandName::Launch);
+        if let Some(starter) = self.starter()
+            && habit.is_none()
+            && of_launcher.is_none()
             && elsewhere.iter().any(|words| *words != info.words)
         {
+            let vary = match starter.id {
+                CommandName::Sweep => format!("vary it with --grid {name}=A,B, or "),
+                _ => String::new(),
+            };
             self.mistakes.push(UsageError::illegal(
-                format!("{arg} belongs to the command that is {done}"),
-                format!("put that command after --: `xtrain {example} ...`"),
+                format!("{arg} belongs to the command that is {}", starter.done),
+                format!(
+                    "{vary}put that command after --: `xtrain {} ...`",
+                    starter.example
+                ),
             ));
-            // All up to the command that is marked as one probably does too.
-            self.next_while(|word| word != "--");
             return;
         }
-        let habit = habit(name).filter(|name| lookup::find(name, info.id).is_some());
         let own = || lookup::find(name, info.id).map(|flag| flag.name);
         let advice = match habit.or_else(own) {
             Some(meant) => Advice::Meant(meant.into()),
-            None => lookup::advice(name, info.id),
+            None => of_launcher.map_or_else(|| lookup::advice(name, info.id), Advice::Instead),
         };
         self.mistakes.push(UsageError::UnknownFlag {
             flag: arg.into(),
@@ -361,28 +392,41 @@ impl Reader {
     }
 }
 
-/// Commands that start another one, with what it is called and an example.
-const STARTERS: &[(CommandName, &str, &str)] = &[
-    (
-        CommandName::Launch,
-        "launched",
-        "launch --nproc_per_node 2 -- train clm",
-    ),
-    (
-        CommandName::Scaling,
-        "scaled",
-        "scaling --degrees 1,2 -- bench",
-    ),
-    (
-        CommandName::Sweep,
-        "swept",
-        "sweep --grid learning_rate=1e-4,3e-4 --output_dir sweep -- train clm",
-    ),
+/// A command that starts another one.
+struct Starter {
+    id: CommandName,
+    /// What it does to that one.
+    done: &'static str,
+    example: &'static str,
+}
+
+const STARTERS: &[Starter] = &[
+    Starter {
+        id: CommandName::Launch,
+        done: "launched",
+        example: "launch --nproc_per_node 2 -- train clm",
+    },
+    Starter {
+        id: CommandName::Scaling,
+        done: "scaled",
+        example: "scaling --degrees 1,2 -- bench",
+    },
+    Starter {
+        id: CommandName::Sweep,
+        done: "swept",
+        example: "sweep --grid learning_rate=1e-4,3e-4 --output_dir sweep -- train clm",
+    },
 ];
+
+/// Whether a word is the first of a command that another one can start.
+fn begins_command(word: &str) -> bool {
+    ["train", "eval", "bench"].contains(&word)
+}
 
 /// Short names that other tools have, and what they are here.
 const HABITS: &[(&[&str], &str)] = &[
     (&["o", "out", "output"], "output_dir"),
+    (&["o", "out", "output_file"], "output"),
     (&["m", "model"], "model_name_or_path"),
     (&["c", "f"], "config"),
     (&["t", "tokenizer"], "tokenizer_name"),
@@ -393,11 +437,25 @@ const HABITS: &[(&[&str], &str)] = &[
     (&["wd"], "weight_decay"),
     (&["s"], "seed"),
     (&["p"], "prompt"),
-    (&["n"], "nproc_per_node"),
+    (
+        &["n", "np", "nproc", "nprocs", "num_processes", "num_gpus"],
+        "nproc_per_node",
+    ),
+    (&["num_machines", "num_nodes"], "nnodes"),
+    (&["machine_rank"], "node_rank"),
+    (
+        &["main_process_ip", "master_addr", "rdzv_host"],
+        "rdzv_endpoint",
+    ),
 ];
 
-fn habit(name: &str) -> Option<&'static str> {
-    let found = HABITS.iter().find(|(short, _)| short.contains(&name));
+/// The flag of a command that a name of another tool means.
+fn habit(name: &str, command: CommandName) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    let mut found = HABITS
+        .iter()
+        .filter(|(short, _)| short.contains(&name.as_str()));
+    let found = found.find(|(_, name)| lookup::find(name, command).is_some());
     found.map(|(_, name)| *name)
 }
 
@@ -477,6 +535,12 @@ fn unknown_command(before: &str, word: &str) -> UsageError {
             nearest(&full, whole()).or_else(|| whole().next())
         }
     };
+    if let Some(command) = instead::of_program(word) {
+        return UsageError::illegal(
+            format!("unknown command `{full}`"),
+            format!("in its place stands {command}"),
+        );
+    }
     UsageError::UnknownCommand {
         word: full,
         nearest: nearest.map(str::to_string),

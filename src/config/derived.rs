@@ -3,10 +3,12 @@
 
 use super::choices::Strategy;
 use super::command::sets::{CLS, EVAL, PREDICT, TRAIN, TRAINING};
+use super::command::{CommandName, TaskName};
 use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
+use crate::report::runs::runs_in;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -79,15 +81,18 @@ impl Flags {
         self.hub_model_id.clone().or_else(of_directory)
     }
 
+    /// The runs of a report: those that were named, and those in a sweep's directory.
+    pub fn reported(&self) -> Vec<PathBuf> {
+        let named = self.runs.iter();
+        named.flat_map(|run| runs_in(Path::new(run))).collect()
+    }
+
     /// Which of the runs of a report the baseline is: named as it stands among them, or by its
     /// last part.
     pub fn baseline_place(&self) -> Option<usize> {
-        let name = self.baseline.as_deref()?;
-        let is_named = |run: &String| {
-            let last = Path::new(run).file_name();
-            run == name || last.is_some_and(|last| last == name)
-        };
-        self.runs.iter().position(is_named)
+        let name = Path::new(self.baseline.as_deref()?);
+        let is_named = |run: &PathBuf| run == name || run.file_name() == Some(name.as_os_str());
+        self.reported().iter().position(is_named)
     }
 
     /// Every setting of the command by its flag's name, as typed or by default, for those who
@@ -109,6 +114,13 @@ impl Flags {
     pub fn given_of_graphs(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let shaping = FLAGS.iter().filter(|flag| flag.shapes_graphs);
         shaping.filter_map(|flag| Some((flag.name, self.typed.0.get(flag.name)?.as_str())))
+    }
+
+    /// The same of the flags that an evaluation has too.
+    pub fn given_of_evaluations(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let evaluation = CommandName::Eval(TaskName::Clm);
+        self.given_of_graphs()
+            .filter(move |(name, _)| lookup::find(name, evaluation).is_some())
     }
 
     /// `--max_seq_length` as the command's task has it.

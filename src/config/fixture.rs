@@ -4,8 +4,9 @@ use super::{Invocation, UsageError, from_args};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A directory with `model/`, `tokenizer.json`, `train.txt`, `valid.txt`, `empty/`, `old/` (the
-/// output of an earlier run) and `old_without/` (files of something else).
+/// A directory with `model/` (a classifier, as far as its configuration tells), `tokenizer.json`,
+/// `train.txt` and `valid.txt`, tables `train.csv` and `valid.csv`, `empty/`, `old/` (the output of an
+/// earlier run) and `old_without/` (files of something else).
 pub struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -16,17 +17,25 @@ impl Fixture {
         }
         let fixture = Fixture(dir);
         for name in [
-            "model/config.json",
+            "model/model.safetensors",
+            "model/tokenizer.json",
             "tokenizer.json",
             "train.txt",
-            "train.csv",
-            "valid.csv",
             "valid.txt",
             "old/config.json",
             "old/checkpoint-10/training_state.json",
             "old_without/notes",
         ] {
             fixture.write(name, "{}");
+        }
+        let classifier = serde_json::json!({
+            "model_type": xtrain_models::MODEL_TYPES[0],
+            "architectures": ["GPT2ForSequenceClassification"],
+            "id2label": {"0": "no", "1": "yes"},
+        });
+        fixture.write("model/config.json", &classifier.to_string());
+        for name in ["train.csv", "valid.csv"] {
+            fixture.write(name, "text,label\nGood.,yes\nBad.,no\n");
         }
         fixture
     }
@@ -43,12 +52,12 @@ impl Fixture {
     /// `CLS` for a legal training run of that task.
     pub fn words(&self, line: &str) -> Vec<OsString> {
         const REST: &str =
-            "--tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new";
+            "--tokenizer_name @/tokenizer.json --output_dir @/new --train_file @/train";
         let here = format!("{}/", self.0.path().display());
         let line = line
-            .replace("CLM", &format!("train clm --model_type gpt2 {REST}"))
-            .replace("MLM", &format!("train mlm --model_type bert {REST}"))
-            .replace("CLS", &format!("train cls --model_type bert {REST}"));
+            .replace("CLM", &format!("train clm --model_type gpt2 {REST}.txt"))
+            .replace("MLM", &format!("train mlm --model_type bert {REST}.txt"))
+            .replace("CLS", &format!("train cls --model_type bert {REST}.csv"));
         std::iter::once("xtrain")
             .chain(line.split_whitespace())
             .map(|word| word.replace("@/", &here).into())

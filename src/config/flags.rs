@@ -130,7 +130,8 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directories of the runs to watch, several beside each other
+    /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
+    /// runs
     watched: Words, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
@@ -174,8 +175,8 @@ Run {
     /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
     cache_dir: Option<PathBuf>, ON_A_DEVICE | CACHE;
-    /// Runs: output directories of xtrain or transformers, trainer_state.json files, logs that hold
-    /// the Trainer's records
+    /// Runs: output directories of xtrain or transformers, or a sweep's for all of its runs,
+    /// trainer_state.json files, logs that hold the Trainer's records
     runs: Words, REPORT, name "run";
     /// The command that each process runs, after --: train or eval with its flags
     launched: Words, LAUNCH, name "command";

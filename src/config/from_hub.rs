@@ -25,29 +25,12 @@ pub fn is_config_name(name: &str) -> bool {
 /// Hub.
 ///
 /// # Errors
-/// Flags that contradict each other about it, and what could not be fetched.
+/// What could not be fetched.
 pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
-    let named = |path: &Option<PathBuf>| {
-        let path = path.as_deref().filter(|path| is_name(path))?;
-        path.to_str().map(str::to_string)
-    };
-    let model = named(&flags.model_name_or_path);
-    let tokenizer = named(&flags.tokenizer_name);
-    let config = flags
-        .config_name
-        .clone()
-        .filter(|name| preset_name(name).is_none() && is_config_name(name));
+    let [model, tokenizer, config] = repositories(&flags);
     let dataset = flags.dataset_name.clone();
     let predicts = PREDICT.contains(flags.command);
-    one_source_of_rows(&flags)?;
-    let names_a_repository = model.is_some() || tokenizer.is_some() || config.is_some();
-    if flags.model_revision.as_str() != "main" && !names_a_repository {
-        return Err(UsageError::illegal(
-            "--model_revision needs a model on the Hub: local paths have no revisions",
-            "leave --model_revision out, or name a model on the Hub",
-        ));
-    }
-    if !names_a_repository && dataset.is_none() {
+    if model.is_none() && tokenizer.is_none() && config.is_none() && dataset.is_none() {
         return Ok(flags);
     }
     let failed = |error: hub::Error| UsageError::Fetch {
@@ -106,31 +89,59 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     Ok(flags)
 }
 
-/// A data set of the Hub brings its files, and is named in messages about them.
-fn one_source_of_rows(flags: &Flags) -> Result<(), UsageError> {
-    if !flags.dataset_name.is_given() {
-        return if flags.dataset_config_name.is_given() {
-            Err(UsageError::illegal(
-                "--dataset_config_name needs --dataset_name",
-                "add --dataset_name NAME",
-            ))
-        } else {
-            Ok(())
-        };
-    }
-    for files in [&flags.train_file, &flags.validation_file] {
-        if let Some(name) = files.given_name() {
-            return Err(UsageError::illegal(
-                format!("--{name} does not go with --dataset_name, which brings its own files"),
-                "leave one out",
-            ));
+/// The names of model, tokenizer and configuration on the Hub, each if it is one.
+fn repositories(flags: &Flags) -> [Option<String>; 3] {
+    let named = |path: &Option<PathBuf>| {
+        let path = path.as_deref().filter(|path| is_name(path))?;
+        path.to_str().map(str::to_string)
+    };
+    let config = flags
+        .config_name
+        .clone()
+        .filter(|name| preset_name(name).is_none() && is_config_name(name));
+    [
+        named(&flags.model_name_or_path),
+        named(&flags.tokenizer_name),
+        config,
+    ]
+}
+
+/// Adds what contradicts a fetch to the mistakes. No rule, because what was fetched stands in the
+/// place of its name afterwards.
+pub fn check(flags: &mut Flags) {
+    let mut mistakes = Vec::new();
+    let mut refuse = |illegal: bool, problem: String, fix: &str| {
+        if illegal {
+            mistakes.push(UsageError::illegal(problem, fix));
         }
+    };
+    let has_name = repositories(flags).iter().any(Option::is_some);
+    refuse(
+        flags.model_revision.as_str() != "main" && !has_name,
+        "--model_revision needs a model on the Hub: local paths have no revisions".into(),
+        "leave --model_revision out, or name a model on the Hub",
+    );
+    let has_dataset = flags.dataset_name.is_given();
+    refuse(
+        flags.dataset_config_name.is_given() && !has_dataset,
+        "--dataset_config_name needs --dataset_name".into(),
+        "add --dataset_name NAME",
+    );
+    // A data set of the Hub brings its files, and is named in messages about them.
+    for files in [&flags.train_file, &flags.validation_file] {
+        refuse(
+            has_dataset && files.is_given(),
+            format!(
+                "--{} does not go with --dataset_name, which brings its own files",
+                files.name()
+            ),
+            "leave one out",
+        );
     }
-    if PREDICT.contains(flags.command) && flags.test_file.is_given() {
-        return Err(UsageError::illegal(
-            "--test_file and --dataset_name exclude each other",
-            "leave one of them out",
-        ));
-    }
-    Ok(())
+    refuse(
+        has_dataset && PREDICT.contains(flags.command) && flags.test_file.is_given(),
+        "--test_file and --dataset_name exclude each other".into(),
+        "leave one of them out",
+    );
+    flags.mistakes.extend(mistakes);
 }

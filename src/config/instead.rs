@@ -207,6 +207,123 @@ const OF_OTHERS: &[(&[&str], &str)] = &[
     (&["max_train_steps"], "use --max_steps instead"),
 ];
 
+/// The same for launchers: torchrun, accelerate, deepspeed.
+const OF_LAUNCHERS: &[(&[&str], &str)] = &[
+    (
+        &[
+            "master_port",
+            "main_process_port",
+            "rdzv_backend",
+            "rdzv_id",
+            "rdzv_conf",
+            "standalone",
+            "local_addr",
+        ],
+        "leave it out: processes of one machine find each other, those of several by --rdzv_endpoint HOST:PORT",
+    ),
+    (
+        &[
+            "hostfile",
+            "include",
+            "exclude",
+            "gpu_ids",
+            "num_cpu_threads_per_process",
+        ],
+        "leave it out: start it on each machine, with --nnodes N --node_rank I --rdzv_endpoint HOST:PORT",
+    ),
+    (
+        &[
+            "config_file",
+            "multi_gpu",
+            "tpu",
+            "cpu",
+            "use_cpu",
+            "mixed_precision",
+            "use_fsdp",
+            "use_deepspeed",
+            "deepspeed_config_file",
+            "zero_stage",
+            "fsdp_sharding_strategy",
+            "dynamo_backend",
+        ],
+        "leave it out: what the processes run on and how are flags of the command after --, as in `-- train clm --device cuda --bf16 --shard_parallel 8`",
+    ),
+    (
+        &[
+            "module",
+            "m",
+            "no_python",
+            "log_dir",
+            "redirects",
+            "tee",
+            "monitor_interval",
+            "start_method",
+            "role",
+        ],
+        "leave it out: output of all processes comes together, and the launcher watches them by itself",
+    ),
+];
+
+/// The programs of transformers, PyTorch and accelerate, with the commands that do the same.
+const OF_PROGRAMS: &[(&[&str], &str)] = &[
+    (
+        &[
+            "run_clm.py",
+            "run_clm_no_trainer.py",
+            "run_language_modeling.py",
+        ],
+        "`xtrain train clm`",
+    ),
+    (
+        &["run_mlm.py", "run_mlm_no_trainer.py", "run_mlm_wwm.py"],
+        "`xtrain train mlm`",
+    ),
+    (
+        &[
+            "run_glue.py",
+            "run_glue_no_trainer.py",
+            "run_xnli.py",
+            "run_classification.py",
+        ],
+        "`xtrain train cls`",
+    ),
+    (
+        &["run_ner.py", "run_ner_no_trainer.py"],
+        "`xtrain train token-cls`",
+    ),
+    (&["run_generation.py"], "`xtrain generate`"),
+    (
+        &[
+            "torchrun",
+            "accelerate",
+            "deepspeed",
+            "xla_spawn.py",
+            "neuron_parallel_compile",
+        ],
+        "`xtrain launch --nproc_per_node N -- train ...` or, to compile ahead, `xtrain compile ...`",
+    ),
+    (
+        &["python", "python3"],
+        "a command: `xtrain --help` lists them",
+    ),
+];
+
+/// For a program's name, perhaps with its path: the command that does the same.
+pub fn of_program(word: &str) -> Option<&'static str> {
+    let name = Path::new(word).file_name()?.to_str()?;
+    let found = OF_PROGRAMS.iter().find(|(names, _)| names.contains(&name));
+    found.map(|(_, command)| *command)
+}
+
+/// For a flag that only launchers of PyTorch have: what does the same here.
+pub fn of_launcher(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    let found = OF_LAUNCHERS
+        .iter()
+        .find(|(names, _)| names.contains(&name.as_str()));
+    found.map(|(_, what)| *what)
+}
+
 /// For a name that only other programs have: what does the same here.
 pub fn of_name(name: &str) -> Option<&'static str> {
     let name = name.replace('-', "_");

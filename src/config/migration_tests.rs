@@ -275,7 +275,7 @@ All settings in the tables below are known, under the same name and with the sam
 [flags.md](flags.md) says what each does. Most have a flag. The others stand there under
 [Known names without a flag](flags.md#known-names-without-a-flag): they are accepted where they ask for what happens anyway, or for something that
 no number depends on, and refused, with what to use instead, where the run would not be what was asked for. All refusals of a command line are
-printed at once.
+printed at once, with what is missing in the files that it names: columns, a model of the task's family, weights, a tokenizer.
 
 A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
 place in the data follows from the number of steps. In transformers `do_train` must be given to train; here it is the default.

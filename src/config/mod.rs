@@ -31,8 +31,10 @@ mod lookup;
 mod mesh;
 #[cfg(test)]
 mod migration_tests;
+mod model_config;
 mod nearest;
 mod plan;
+mod reading;
 #[cfg(test)]
 mod reference_tests;
 mod resolve;
@@ -42,13 +44,14 @@ mod scaling;
 mod setting;
 #[cfg(test)]
 mod snapshot_tests;
+mod sources;
+mod started;
 mod sweep;
 
 pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
 pub use derived::without_secrets;
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
-pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
     FitPlan, GeneratePlan, GenerationFlags, LossComparison, MeshComparison, ModelSource,
@@ -56,6 +59,7 @@ pub use plan::{
     ScaledRun, ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan,
     TrackerPlan, TrainSettings,
 };
+pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;
 pub use setting::Setting;
 
@@ -94,16 +98,16 @@ fn read(
     processes: Option<(usize, usize)>,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<Parsed, UsageError> {
-    let mut flags = match command_line::parse(args)? {
+    let mut flags = match reading::read(args)? {
         Parsed::Text(text) => return Ok(Parsed::Text(text)),
-        Parsed::Flags(flags) => config_file::read(*flags),
+        Parsed::Flags(flags) => flags,
     };
-    sagemaker::apply(&mut flags);
-    config_file::recall(&mut flags);
-    glue::apply(&mut flags);
     flags.processes = processes;
-    rules::check(&flags)?;
-    Ok(Parsed::Flags(Box::new(flags)))
+    if let Err(own) = rules::check(&flags) {
+        let started = started::check(&flags).err();
+        UsageError::all(std::iter::once(own).chain(started).collect())?;
+    }
+    Ok(Parsed::Flags(flags))
 }
 
 /// Reads what each process of a job will run, before the launcher starts them: `processes` in all

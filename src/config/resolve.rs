@@ -5,9 +5,8 @@ use super::choices::{
     AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
     SaveDtype, SaveStrategy, Strategy, Target, TorchDtype,
 };
-use super::command::sets::{EVAL, LABELLED, TRAIN_EVAL, TRAINING};
+use super::command::sets::EVAL;
 use super::command::{CacheVerb, CommandName, TaskName};
-use super::derived::local_files;
 use super::error::UsageError;
 use super::flags::Flags;
 use super::kind::{Degree, Interval};
@@ -15,28 +14,24 @@ use super::mesh;
 use super::plan::*;
 use super::scaling;
 use super::setting::Setting;
+use super::sources;
 use super::sweep;
 use crate::cache::CacheSettings;
-use crate::data::LabelMap;
-use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use crate::distributed::environment::Timeouts;
 use crate::hub::HubSettings;
 use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::NeuronSettings;
-use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::settings::{
-    BestRule, Cadence, Checkpointing, EarlyStopping, ExampleOrder, OptimizerSettings, Precision,
-    WeightStorage,
+    Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision, WeightStorage,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
-use xtrain_models::preset_name;
 
 const CHECKED: &str = "a rule refuses a command without it";
 
@@ -99,9 +94,12 @@ fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
             Some(Target::Chip(_)) | None => None,
         },
         cache: cache(flags),
-        model: model(flags),
-        tokenizer: tokenizer(flags),
-        task: task_plan(flags, task),
+        model: sources::model(flags).expect(CHECKED),
+        tokenizer: TokenizerSource {
+            path: sources::tokenizer_path(flags).expect(CHECKED).into(),
+            lower_case: *flags.do_lower_case,
+        },
+        task: sources::task_plan(flags, task),
         train: train_settings(flags),
         do_train: flags.trains(),
         do_eval: flags.evaluates(),
@@ -163,7 +161,7 @@ fn report_plan(flags: &Flags) -> ReportPlan {
         smoothed: *flags.smoothed,
     });
     ReportPlan {
-        runs: flags.runs.iter().map(PathBuf::from).collect(),
+        runs: flags.reported(),
         baseline: flags.baseline_place().unwrap_or(0),
         price_per_hour: *flags.price_per_hour,
         formats: {
@@ -206,7 +204,7 @@ fn generate_plan(flags: &Arc<Flags>) -> GeneratePlan {
         device: device(flags),
         cache: cache(flags),
         model: flags.model_name_or_path.clone().expect(CHECKED),
-        tokenizer: tokenizer_path(flags),
+        tokenizer: sources::tokenizer_path(flags).expect(CHECKED).into(),
         prompts: match (&*flags.prompt_file, flags.prompt.clone()) {
             (_, message) if *flags.chat => PromptSource::Chat {
                 message,
@@ -235,7 +233,7 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
     BenchPlan {
         device: device(flags),
         cache: cache(flags),
-        model: model(flags),
+        model: sources::model(flags).expect(CHECKED),
         train: TrainSettings {
             // The peers' (`bench/peers.py`).
             optimizer: OptimizerSettings {
@@ -329,141 +327,12 @@ fn neuron(flags: &Flags) -> NeuronSettings {
     }
 }
 
-fn model(flags: &Flags) -> ModelSource {
-    if let Some(directory) = flags.model_name_or_path.clone() {
-        return ModelSource::Pretrained {
-            directory,
-            model_type: *flags.model_type,
-        };
-    }
-    ModelSource::Scratch {
-        config: config_source(flags.config_name.as_deref(), *flags.model_type),
-        model_type: *flags.model_type,
-        overrides: flags.config_overrides.clone().unwrap_or_default(),
-    }
-}
-
-/// A file or directory here wins over a preset of the same name, as it does in transformers.
-fn config_source(name: Option<&str>, model_type: Option<&'static str>) -> ConfigSource {
-    let Some(name) = name else {
-        return ConfigSource::Default(model_type.expect(CHECKED));
-    };
-    let path = Path::new(name);
-    if path.is_file() {
-        return ConfigSource::File(path.into());
-    }
-    let inside = path.join("config.json");
-    match preset_name(name).filter(|_| !inside.is_file()) {
-        Some(preset) => ConfigSource::Preset(preset),
-        None => ConfigSource::File(inside),
-    }
-}
-
-fn tokenizer(flags: &Flags) -> TokenizerSource {
-    TokenizerSource {
-        path: tokenizer_path(flags),
-        lower_case: *flags.do_lower_case,
-    }
-}
-
-fn tokenizer_path(flags: &Flags) -> PathBuf {
-    let named = flags.tokenizer_name.as_ref();
-    let path = named.or(flags.model_name_or_path.as_ref());
-    path.expect(CHECKED).clone()
-}
-
-fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
-    match task {
-        TaskName::Clm => TaskPlan::Clm(ClmDataSettings {
-            source: source(flags),
-            block_size: *flags.block_size,
-            stride: *flags.stride,
-        }),
-        TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
-            source: source(flags),
-            max_seq_length: *flags.max_seq_length,
-            line_by_line: *flags.line_by_line,
-            mlm_probability: *flags.mlm_probability,
-            whole_word_mask: *flags.whole_word_mask,
-            padding: padding(flags, *flags.pad_to_max_length),
-        }),
-        TaskName::Cls => TaskPlan::Cls(cls_data(flags)),
-        TaskName::TokenCls => TaskPlan::TokenCls(TokenClsDataSettings {
-            source: source(flags),
-            label_column: flags.label_column_name.clone(),
-            max_seq_length: *flags.max_seq_length,
-            padding: padding(flags, *flags.pad_to_max_length),
-            labels: flags.labels.clone(),
-            label_all_tokens: *flags.label_all_tokens,
-            entity_level_metrics: *flags.return_entity_level_metrics,
-        }),
-    }
-}
-
-fn cls_data(flags: &Flags) -> ClsDataSettings {
-    ClsDataSettings {
-        source: source(flags),
-        text_pair_column: flags.text_pair_column_name.clone(),
-        label_column: flags.label_column_name.clone(),
-        max_seq_length: *flags.cls_max_seq_length,
-        padding: padding(flags, *flags.cls_pad_to_max_length),
-        labels: if *flags.do_regression == Some(true) {
-            Some(LabelMap::numbers())
-        } else {
-            flags.labels.clone()
-        },
-        finds_regression: *flags.do_regression != Some(false),
-    }
-}
-
-fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
-    let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
-    PaddingSettings {
-        pad_to_max_length: pad_to_max_length && pad_to_bucket.is_empty(),
-        pad_to_bucket,
-    }
-}
-
-/// Percent of the training set that validates. Nothing is set aside of a stream, nor of a
-/// classifier's rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
-fn set_aside(flags: &Flags) -> f64 {
-    let unused =
-        LABELLED.contains(flags.command) && TRAINING.contains(flags.command) && !flags.evaluates();
-    if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
-        *flags.validation_split_percentage
-    } else {
-        0.0
-    }
-}
-
-/// Where examples come from, for every task.
-fn source(flags: &Flags) -> SourceSettings {
-    SourceSettings {
-        train_files: local_files(&flags.train_file),
-        validation_files: local_files(&flags.validation_file),
-        test_files: local_files(&flags.test_file),
-        validation_split_percentage: set_aside(flags),
-        max_train_samples: *flags.max_train_samples,
-        max_eval_samples: *flags.max_eval_samples,
-        max_predict_samples: *flags.max_predict_samples,
-        table: TableSettings {
-            text_column: flags.text_column_name.clone(),
-            quoting: *flags.quoting,
-            on_bad_row: *flags.on_bad_row,
-        },
-        preprocessing_num_workers: *flags.preprocessing_num_workers,
-        dataloader_num_workers: *flags.dataloader_num_workers,
-        overwrite_cache: *flags.overwrite_cache,
-        cache_dir: cache_dir(flags, "data"),
-        seed: flags.data_seed.unwrap_or(*flags.seed),
-        streaming: flags.streaming.then_some(*flags.shuffle_buffer_size),
-    }
-}
-
 /// How compiled graphs are kept.
 fn cache(flags: &Flags) -> CacheSettings {
     CacheSettings {
-        dir: flags.compile_cache.then(|| cache_dir(flags, "graphs")),
+        dir: flags
+            .compile_cache
+            .then(|| sources::cache_dir(flags, "graphs")),
         max_bytes: *flags.cache_max_size,
         fail_on_recompile: *flags.fail_on_recompile,
     }
@@ -472,7 +341,7 @@ fn cache(flags: &Flags) -> CacheSettings {
 /// The same for a command that has no flags for it.
 fn all_kept(flags: &Flags) -> CacheSettings {
     CacheSettings {
-        dir: Some(cache_dir(flags, "graphs")),
+        dir: Some(sources::cache_dir(flags, "graphs")),
         max_bytes: u64::MAX,
         fail_on_recompile: false,
     }
@@ -513,7 +382,7 @@ fn cache_plan(flags: &Flags, verb: CacheVerb) -> CachePlan {
         CacheVerb::Stats => CacheAction::Stats { json },
     };
     CachePlan {
-        dir: cache_dir(flags, "graphs"),
+        dir: sources::cache_dir(flags, "graphs"),
         action,
     }
 }
@@ -528,26 +397,6 @@ fn show_form(flags: &Flags) -> ShowForm {
     ];
     let first = asked.into_iter().find(|(asked, _)| *asked);
     first.map_or(ShowForm::Text, |(_, form)| form)
-}
-
-/// A directory for one kind of thing below the cache's root.
-fn cache_dir(flags: &Flags, kind: &str) -> PathBuf {
-    cache_root(flags.cache_dir.clone(), |name| {
-        std::env::var_os(name).map(PathBuf::from)
-    })
-    .join(kind)
-}
-
-/// The directory under which everything that can be made again is kept: the one given, else by the
-/// environment. Empty variables count as unset, as the XDG specification has it.
-fn cache_root(given: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
-    let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
-    given
-        .or_else(|| set("XTRAIN_CACHE_DIR"))
-        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("xtrain")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache/xtrain")))
-        // A process without a home (some containers) still has a working directory.
-        .unwrap_or_else(|| ".xtrain-cache".into())
 }
 
 fn cadence(strategy: Strategy, every: Interval) -> Cadence {
@@ -602,36 +451,13 @@ fn train_settings(flags: &Arc<Flags>) -> TrainSettings {
             SaveDtype::Bfloat16 => DType::BF16,
             SaveDtype::Float16 => DType::F16,
         }),
-        best: best(flags),
+        best: sources::best(flags),
         example_order: if *flags.group_by_length {
             ExampleOrder::GroupByLength
         } else {
             *flags.train_sampling_strategy
         },
     }
-}
-
-/// As TrainingArguments does, whoever wants the best model and names no metric gets the one of the
-/// smallest loss.
-fn best(flags: &Flags) -> Option<BestRule> {
-    let load_at_end = *flags.load_best_model_at_end;
-    let named = flags.metric_for_best_model.as_deref();
-    let saves_best = *flags.save_strategy == SaveStrategy::Best;
-    if named.is_none() && flags.early_stopping_patience.is_none() && !load_at_end && !saves_best {
-        return None;
-    }
-    let metric = named.unwrap_or("loss");
-    let metric = metric.strip_prefix("eval_").unwrap_or(metric);
-    let grows = !metric.ends_with("loss") && !["perplexity", "mse"].contains(&metric);
-    Some(BestRule {
-        greater_is_better: flags.greater_is_better.unwrap_or(grows),
-        load_at_end,
-        early_stopping: flags.early_stopping_patience.map(|patience| EarlyStopping {
-            patience: patience as u64,
-            threshold: *flags.early_stopping_threshold,
-        }),
-        metric: metric.to_string(),
-    })
 }
 
 /// Of weights and the optimizer's state; who does not train needs no copies.

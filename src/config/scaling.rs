@@ -4,16 +4,14 @@
 
 use super::choices::{Axis, Device};
 use super::command::CommandName;
-use super::command_line::{self, Parsed};
-use super::config_file;
+use super::command_line::Parsed;
 use super::error::UsageError;
 use super::flags::Flags;
-use super::glue;
 use super::kind::Degree;
 use super::mesh::{degrees, mesh};
 use super::plan::{ScaledRun, ScalingPlan};
+use super::reading;
 use super::rules;
-use super::sagemaker;
 use super::setting::Setting;
 use crate::report::scaling::Fixed;
 use crate::trainer::settings::Resume;
@@ -309,13 +307,10 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
 /// What is wrong with it.
 pub fn parse(words: &[String]) -> Result<Flags, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
-    match command_line::parse(words.map(Into::into))? {
+    match reading::read(words.map(Into::into))? {
         Parsed::Flags(flags) => {
-            let mut flags = config_file::read(*flags);
-            sagemaker::apply(&mut flags);
-            glue::apply(&mut flags);
             UsageError::all(flags.mistakes.clone())?;
-            Ok(flags)
+            Ok(*flags)
         }
         Parsed::Text(_) => refuse(
             "the command after -- asks for help",

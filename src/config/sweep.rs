@@ -86,10 +86,10 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
             return refuse(format!("--grid {name}: {why}"), "leave it out of the grid");
         }
     }
-    let runs: usize = flags.grid.iter().map(|grid| grid.values.len()).product();
-    if runs > MOST_RUNS {
+    let size: usize = flags.grid.iter().map(|grid| grid.values.len()).product();
+    if size > MOST_RUNS {
         return refuse(
-            format!("the grid has {runs} combinations"),
+            format!("the grid has {size} combinations"),
             "give fewer values",
         );
     }
@@ -106,7 +106,7 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
         };
         combinations = combinations.iter().flat_map(longer).collect();
     }
-    let run = |chosen: Vec<(&str, &str)>| {
+    let run = |chosen: Vec<(&str, &str)>| -> Result<SweptRun, UsageError> {
         let pairs = chosen.iter().map(|(flag, value)| format!("{flag}={value}"));
         let name = pairs.collect::<Vec<_>>().join(",").replace('/', "_");
         let more = chosen
@@ -125,11 +125,20 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
             replaces: *flags.overwrite_output_dir,
         })
     };
+    let (mut runs, mut mistakes): (Vec<SweptRun>, Vec<UsageError>) = Default::default();
+    for chosen in combinations {
+        match run(chosen) {
+            Ok(run) => runs.push(run),
+            Err(error) => {
+                let is_new = |mistake: &&UsageError| !mistakes.contains(*mistake);
+                let new: Vec<UsageError> = error.each().filter(is_new).cloned().collect();
+                mistakes.extend(new);
+            }
+        }
+    }
+    UsageError::all(mistakes)?;
     Ok(SweepPlan {
-        runs: combinations
-            .into_iter()
-            .map(run)
-            .collect::<Result<_, _>>()?,
+        runs,
         output_dir,
         jobs: *flags.sweep_jobs,
     })

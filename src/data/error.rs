@@ -47,6 +47,25 @@ impl fmt::Display for Place {
     }
 }
 
+/// A column that a table should have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MissingColumn {
+    /// Names another one.
+    pub flag: &'static str,
+    /// The name that was given in quotes, or the usual ones.
+    pub wanted: String,
+}
+
+impl fmt::Display for MissingColumn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "has no column {} (--{} names another)",
+            self.wanted, self.flag
+        )
+    }
+}
+
 /// The result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -166,11 +185,10 @@ pub enum Error {
         reason: String,
     },
 
-    #[error("{} has no column {wanted}; it has {}. Name the one to use with --{flag}", path.display(), found.join(", "))]
+    #[error("{} {}; it has {}", path.display(), missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "), found.join(", "))]
     NoColumn {
         path: PathBuf,
-        flag: &'static str,
-        wanted: String,
+        missing: Vec<MissingColumn>,
         found: Vec<String>,
     },
 

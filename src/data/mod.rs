@@ -36,7 +36,7 @@ pub mod texts;
 pub mod tokenizer;
 
 pub use batch::{Batch, BatchRows, HostLabels};
-pub use error::{Error, Place, Result};
+pub use error::{Error, MissingColumn, Place, Result};
 pub use label::Label;
 pub use labels::LabelMap;
 pub use loader::{Loader, LoaderError};

@@ -48,9 +48,11 @@ impl TextFile {
         let mut table = Table::open(path, settings, count.clone())?;
         let named = settings.text_column.as_deref();
         let only = (named.is_none() && table.columns().len() == 1).then_some(0);
-        let column = table.find(named, &USUAL_COLUMNS).or(only);
-        let column =
-            column.ok_or_else(|| table.no_column("text_column_name", named, &USUAL_COLUMNS))?;
+        let column = only.map_or_else(
+            || table.column("text_column_name", named, &USUAL_COLUMNS),
+            Ok,
+        );
+        let column = column.map_err(|missing| table.no_column([missing]))?;
         table.choose(vec![column])?;
         if Format::of(path) == Format::Parquet {
             // It is read here and there; its rows tell nothing of the bytes.

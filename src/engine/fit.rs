@@ -5,6 +5,7 @@ use super::error::{Error, failed};
 use super::run::Run;
 use super::target::AotTarget;
 use crate::parallel::Placements;
+use crate::report::progress::say;
 use crate::report::units::bytes;
 use crate::runtime::hlo::live_buffers;
 use crate::trainer::ahead::Ahead;
@@ -32,6 +33,17 @@ impl Run {
             bytes(budget)
         );
         self.plan.train.per_device_train_batch_size = found.batch;
+        // What memory holds is all that `compile` can find, which reads no data.
+        let devices = self.session.mesh().batch_shards();
+        match &self.train {
+            Some(set) if set.len() < found.batch * devices => say(&format!(
+                "note: the training set has only {} examples, and the rest of each batch is padding: \
+                 --per_device_train_batch_size {} computes no more than it needs",
+                set.len(),
+                set.len().div_ceil(devices)
+            )),
+            _ => {}
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
 use crate::data::Tokenizer;
 use crate::data::chat_template::{ChatTemplate, Message};
 use crate::data::tokenizer::TextStream;
-use crate::trainer::generate::{CachedText, Request, Sampling, generate};
+use crate::trainer::generate::{CachedText, Request, Sampling, check_prompts, generate};
 use crate::trainer::parameters::Head;
 use crate::trainer::session::Session;
 use serde_json::{Map, Value};
@@ -236,6 +236,8 @@ impl Generator {
             let ids = self.tokenizer.encode_with_special_tokens(prompt);
             encoded.push(ids.map_err(failed("tokenizing the prompt"))?);
         }
+        // Before the prompt is shown.
+        check_prompts(&*self.loaded.model, &encoded).map_err(failed("generating"))?;
         let decode = |ids: &Vec<u32>| self.tokenizer.decode(ids, true);
         let mut texts = encoded
             .iter()

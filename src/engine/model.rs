@@ -3,7 +3,7 @@
 use super::error::{Error, failed};
 use crate::cache::Origin;
 use crate::checkpoint::{Weights, hash, hf};
-use crate::config::{ConfigSource, ModelSource, nearest};
+use crate::config::ModelSource;
 use crate::data::tokenizer::Tokenizer;
 use crate::distributed::ProcessGroup;
 use crate::report::memory;
@@ -33,49 +33,28 @@ impl ModelConfig {
     /// # Errors
     /// If a file cannot be read, or a setting is none of the model's.
     pub fn read(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
-        match source {
-            ModelSource::Pretrained {
-                directory,
-                model_type,
-            } => {
-                let read = |name: &str| {
-                    hf::read_object(&directory.join(name))
-                        .map_err(failed("reading the model's configuration"))
-                };
-                let config = Config::new(
-                    read(hf::CONFIG_FILE)?,
-                    directory.join(hf::CONFIG_FILE).display().to_string(),
-                );
-                is_of_type(&config, *model_type)?;
-                let path = directory.join(hf::GENERATION_CONFIG_FILE);
-                let generation = match path.exists() {
-                    true => {
-                        // Named here if it is no such file.
-                        read(hf::GENERATION_CONFIG_FILE)?;
-                        let bytes = std::fs::read(&path);
-                        Some(bytes.map_err(failed("reading the model's configuration"))?)
-                    }
-                    false => None,
-                };
-                Ok(ModelConfig {
-                    config,
-                    directory: Some(directory.clone()),
-                    generation,
-                })
-            }
-            ModelSource::Scratch {
-                model_type,
+        let config = source.config(tokenizer)?;
+        let ModelSource::Pretrained { directory, .. } = source else {
+            return Ok(ModelConfig {
                 config,
-                overrides,
-            } => {
-                let config = scratch(*model_type, config, overrides, tokenizer)?;
-                Ok(ModelConfig {
-                    config,
-                    directory: None,
-                    generation: None,
-                })
+                directory: None,
+                generation: None,
+            });
+        };
+        let path = directory.join(hf::GENERATION_CONFIG_FILE);
+        let generation = match path.exists() {
+            true => {
+                // Named here if it is no such file.
+                hf::read_object(&path).map_err(failed("reading the model's configuration"))?;
+                Some(std::fs::read(&path).map_err(failed("reading the model's configuration"))?)
             }
-        }
+            false => None,
+        };
+        Ok(ModelConfig {
+            config,
+            directory: Some(directory.clone()),
+            generation,
+        })
     }
 
     /// The model for a task, with its weights opened and compared with what it wants.
@@ -152,50 +131,6 @@ pub struct LoadedModel {
     pub model: Box<dyn Model>,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,
-}
-
-/// Refuses a configuration that is not of the type that `--model_type` says.
-fn is_of_type(config: &Config, model_type: Option<&str>) -> Result<(), Error> {
-    let Some(model_type) = model_type else {
-        return Ok(());
-    };
-    let found = config
-        .text("model_type")
-        .map_err(failed("reading the configuration"))?;
-    if found == model_type {
-        return Ok(());
-    }
-    let problem = format!(
-        "--model_type is {model_type}, but {} says {found}",
-        config.source()
-    );
-    Err(Error::usage(problem, "leave --model_type out"))
-}
-
-fn scratch(
-    model_type: Option<&str>,
-    source: &ConfigSource,
-    overrides: &[(String, Value)],
-    tokenizer: Option<&Tokenizer>,
-) -> Result<Config, Error> {
-    let mut config = match source {
-        ConfigSource::Default(model_type) => xtrain_models::default_config(model_type)
-            .map_err(failed("reading the configuration"))?,
-        ConfigSource::Preset(name) => xtrain_models::preset(name)
-            .ok_or_else(|| Error::failed(format!("there is no preset {name}")))?,
-        ConfigSource::File(file) => {
-            let values = hf::read_object(file).map_err(failed("reading --config_name"))?;
-            Config::new(values, file.display().to_string())
-        }
-    };
-    is_of_type(&config, model_type)?;
-    apply_overrides(&mut config, overrides)?;
-    if let (Some(tokenizer), ConfigSource::Default(_) | ConfigSource::Preset(_)) =
-        (tokenizer, source)
-    {
-        fit_to_tokenizer(&mut config, overrides, tokenizer);
-    }
-    Ok(config)
 }
 
 impl LoadedModel {
@@ -297,21 +232,6 @@ fn parameter_count(model: &dyn Model) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// A mistake in `--config_overrides` is the command line's.
-fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result<(), Error> {
-    config.apply_overrides(overrides).map_err(|error| {
-        let key = match &error {
-            xtrain_models::Error::Override { key, .. } => key.as_str(),
-            _ => "",
-        };
-        let fix = match nearest(key, config.values().keys().map(String::as_str)) {
-            Some(meant) if meant != key => format!("did you mean `{meant}`?"),
-            _ => "the names and types are those of the model's config.json".to_string(),
-        };
-        Error::usage(format!("--{error}"), fix)
-    })
-}
-
 /// Where the graphs of a command come from, with the settings that shape them besides the model's
 /// configuration.
 pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> Origin {
@@ -343,28 +263,6 @@ pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> 
         config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16]
             .to_string(),
         settings: from_config.chain(from_command).collect(),
-    }
-}
-
-/// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose
-/// follows that.
-fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenizer: &Tokenizer) {
-    let chosen = |key: &str| overrides.iter().any(|(name, _)| name == key);
-    if chosen("vocab_size") {
-        return;
-    }
-    config.set("vocab_size", tokenizer.id_bound());
-    // What pads is looked up in the embeddings and, in RoBERTa, tells where a text begins.
-    let pad = tokenizer
-        .pad_id()
-        .filter(|_| config.get("pad_token_id").is_some());
-    for (key, id) in [
-        ("bos_token_id", tokenizer.bos_id()),
-        ("eos_token_id", tokenizer.eos_id()),
-        ("pad_token_id", pad),
-    ] {
-        if let (Some(id), false) = (id, chosen(key)) {
-            config.set(key, id);
-        }
+        ..Origin::default()
     }
 }

@@ -8,7 +8,7 @@ use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
 use crate::cache::Origin;
 use crate::checkpoint::lock::Lock;
-use crate::config::{self, Command, Device, Invocation, RunPlan, TrainSettings, nearest};
+use crate::config::{self, Command, Device, Invocation, RunPlan, TrainSettings};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
@@ -22,6 +22,7 @@ use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::RunLog;
 use crate::trainer::session::Session;
 use crate::trainer::settings::ExampleOrder;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 use xtrain_graphs::optim::Schedule;
@@ -302,7 +303,10 @@ pub fn execution(plan: &RunPlan) -> Execution {
 /// Where the graphs of a run come from.
 pub fn origin_of(plan: &RunPlan, model: &dyn Model, task: &TaskData) -> Origin {
     let command = format!("{} {}", plan.verb, plan.task.name());
-    origin(&command, model, &graph_settings(plan, task))
+    let mut origin = origin(&command, model, &settings_of_all(plan, task));
+    origin.of_evaluations = settings_of_evaluations(plan);
+    origin.of_others = settings_of_training(plan);
+    origin
 }
 
 /// Only classes can be smoothed; whether labels are numbers may depend on the data.
@@ -323,40 +327,59 @@ fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
     let Some(rule) = &settings.best else {
         return Ok(());
     };
-    let known = task.metrics().names();
-    if known.contains(&rule.metric) {
-        return Ok(());
-    }
-    let fix = match nearest(&rule.metric, known.iter().map(String::as_str)) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("the metrics of this task are {}", known.join(", ")),
-    };
-    Err(Error::usage(
-        format!(
-            "--metric_for_best_model: there is no metric `{}`",
-            rule.metric
-        ),
-        fix,
-    ))
+    Ok(config::metric_is_known(
+        &rule.metric,
+        &task.metrics().names(),
+    )?)
 }
 
-/// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning
-/// rate, seed) is not among them.
-fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)> {
-    let (train, optimizer) = (&plan.train, &plan.train.optimizer);
-    let (device, mesh) = (&plan.device.settings, &train.mesh);
+/// The settings that shape all graphs of a run, by the names that the user knows. What is fed
+/// (learning rate, seed) is not among them.
+fn settings_of_all(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)> {
+    let (device, mesh) = (&plan.device, &plan.train.mesh);
     let mut settings = task.settings();
     let mut add = |name, value: &dyn ToString| settings.push((name, value.to_string()));
-    let flags = &train.flags;
-    add(
-        "per_device_eval_batch_size",
-        &*flags.per_device_eval_batch_size,
-    );
-    for (name, given) in flags.given_of_graphs() {
-        add(name, &given);
+    if plan.do_train {
+        add("data_parallel", &mesh.data);
+        add("shard_parallel", &mesh.shard);
+        add("tensor_parallel", &mesh.tensor);
+        add("sequence_parallel", &*plan.train.flags.sequence_parallel);
+        add("pipeline_parallel", &mesh.stage);
+        if device.kind == Device::Cuda {
+            add("tf32", &device.settings.tf32);
+        }
     }
+    settings
+}
+
+/// Those that shape its evaluations only.
+fn settings_of_evaluations(plan: &RunPlan) -> BTreeMap<String, String> {
+    let (train, flags) = (&plan.train, &plan.train.flags);
+    let given = flags.given_of_evaluations();
+    let given = given.map(|(name, value)| (name.to_string(), value.to_string()));
+    let own = [
+        (
+            "per_device_eval_batch_size",
+            flags.per_device_eval_batch_size.to_string(),
+        ),
+        ("eval_precision", train.eval_precision.to_string()),
+    ];
+    let own = own.map(|(name, value)| (name.to_string(), value));
+    given.chain(own).collect()
+}
+
+/// Those that shape its training only; none where it does not train.
+fn settings_of_training(plan: &RunPlan) -> BTreeMap<String, String> {
+    let (train, optimizer, flags) = (&plan.train, &plan.train.optimizer, &plan.train.flags);
+    let mut settings = BTreeMap::new();
     if !plan.do_train {
         return settings;
+    }
+    let mut add = |name: &str, value: &dyn ToString| {
+        settings.insert(name.to_string(), value.to_string());
+    };
+    for (name, given) in flags.given_of_graphs() {
+        add(name, &given);
     }
     add(
         "per_device_train_batch_size",
@@ -367,7 +390,6 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
         &*flags.gradient_accumulation_steps,
     );
     add("precision", &train.precision);
-    add("eval_precision", &train.eval_precision);
     add("optim", &optimizer.kind.name);
     if !optimizer.arguments.is_empty() {
         add("optim_args", &optimizer.arguments);
@@ -378,21 +400,15 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
     add("adam_epsilon", &optimizer.adam_epsilon);
     add("max_grad_norm", &optimizer.max_grad_norm);
     add("gradient_checkpointing", &train.checkpointing);
-    add("data_parallel", &mesh.data);
-    add("shard_parallel", &mesh.shard);
-    add("tensor_parallel", &mesh.tensor);
-    add("sequence_parallel", &*flags.sequence_parallel);
-    add("pipeline_parallel", &mesh.stage);
     add("shard_optimizer_state", &train.shard_optimizer_state);
     if plan.device.kind == Device::Cuda {
-        let by_cudnn = device.fused_attention_dropout;
-        add("tf32", &device.tf32);
+        let by_cudnn = plan.device.settings.fused_attention_dropout;
         add(
             "attention_dropout_kernel",
             &if by_cudnn { "cudnn" } else { "xtrain" },
         );
     }
-    if mesh.devices() > 1 {
+    if train.mesh.devices() > 1 {
         add("gradient_bucket_mb", &*flags.gradient_bucket_mb);
     }
     settings

@@ -5,10 +5,10 @@
 use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::model::{LoadedModel, ModelConfig};
-use crate::config::{Flags, RunPlan, TaskPlan};
+use crate::config::{self, Flags, RunPlan, TaskPlan};
 use crate::data::padding::Padding;
 use crate::data::stream::StreamSpec;
-use crate::data::{Error as DataError, HostLabels, LabelMap, Set, Tokenizer};
+use crate::data::{HostLabels, LabelMap, Set, Tokenizer};
 use crate::parallel::Mesh;
 use crate::report::progress::say;
 use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
@@ -87,16 +87,8 @@ fn known_labels(
     config: &Config,
     purpose: Purpose,
 ) -> Result<Option<LabelMap>, Error> {
-    let class = config
-        .get("architectures")
-        .and_then(|list| list.get(0))
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let saved = if class.ends_with(labelled.class()) {
-        LabelMap::from_config(config.values()).map_err(failed("reading the model's labels"))?
-    } else {
-        None
-    };
+    let saved =
+        tasks::saved_labels(labelled, config).map_err(failed("reading the model's labels"))?;
     let source = task.source();
     let trains = purpose == Purpose::Train;
     let Some(saved) = saved else {
@@ -110,19 +102,7 @@ fn known_labels(
                 "add --labels no,yes (in order), or --train_file FILE",
             ));
         }
-        let what = if class.is_empty() {
-            "names no class".to_string()
-        } else {
-            format!("is of a {class}")
-        };
-        return Err(Error::failed(format!(
-            "{} {what}: there are no labels to give",
-            config.source()
-        ))
-        .with_hint(format!(
-            "train it for classification first: xtrain train {} --model_name_or_path DIR",
-            task.name()
-        )));
+        return Err(config::no_labels(config, task.name()).into());
     };
     // Those of a stream are not to be known before it is read.
     if !trains || source.train_files.is_empty() || source.streaming.is_some() {
@@ -268,13 +248,7 @@ impl TaskData {
         let plan = run.task.clone();
         let length = plan.length(tokenizer.model_max_length(), model.max_positions());
         let flag = plan.length_flag();
-        let length = length.map_err(|error| match &error {
-            DataError::TooLong { positions, .. } => Error::usage(
-                error.to_string(),
-                format!("set --{flag} {positions} or less"),
-            ),
-            _ => Error::usage(error.to_string(), format!("raise --{flag}")),
-        })?;
+        let length = length.map_err(|error| config::length_mistake(&error, flag))?;
         if let Some(note) = &length.note {
             say(&format!("note: {note}"));
         }

@@ -50,6 +50,10 @@ impl Task for ClmDataSettings {
         &self.source
     }
 
+    fn check_file(&self, path: &Path, _needs_labels: bool) -> Result<()> {
+        TextFile::open(path, &self.source.table, true, Arc::default()).map(drop)
+    }
+
     fn length_flag(&self) -> &'static str {
         "block_size"
     }

@@ -11,7 +11,7 @@ use xtrain_graphs::Tensor;
 use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
 
 pub use super::columns::ClsDataSettings;
-use super::columns::{LabelUse, SampleTable, labels_of};
+use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
 use super::estimates::Estimates;
 use super::metrics::{Confusion, argmax, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
@@ -40,6 +40,10 @@ impl Task for ClsDataSettings {
 
     fn source(&self) -> &SourceSettings {
         &self.source
+    }
+
+    fn check_file(&self, path: &Path, needs_labels: bool) -> Result<()> {
+        check_columns(path, self, needs_labels)
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
@@ -107,6 +111,10 @@ impl Task for ClsDataSettings {
         } else {
             LabelShape::Classes
         }
+    }
+
+    fn is_of_a_label(&self, metric: &str) -> bool {
+        metric.starts_with("f1_")
     }
 
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {

@@ -61,35 +61,33 @@ struct Columns {
 impl Columns {
     fn of(table: &Table, settings: &ClsDataSettings, needs_label: bool) -> Result<Columns> {
         let named_label = settings.label_column.as_deref();
-        let label = table.find(named_label, &LABELS);
-        if label.is_none() && needs_label {
-            return Err(table.no_column("label_column_name", named_label, &LABELS));
-        }
+        let mut missing = Vec::new();
+        let label = table.column("label_column_name", named_label, &LABELS);
+        let label = label.map_err(|label| missing.extend(needs_label.then_some(label)));
+        let label = label.ok();
         let named = settings.source.table.text_column.as_deref();
         let usual_pair = PAIRS
             .iter()
             .find_map(|(a, b)| Some((table.find(Some(*a), &[])?, table.find(Some(*b), &[])?)));
         let (text, usual_pair) = match (named, usual_pair) {
             (None, Some((text, pair))) => (Some(text), Some(pair)),
-            _ => (
-                table
-                    .find(named, &SINGLES)
-                    .or_else(|| only_text(table, named, label)),
-                None,
-            ),
+            _ => {
+                let text = table.column("text_column_name", named, &SINGLES);
+                let text = text.or_else(|text| only_text(table, named, label).ok_or(text));
+                (text.map_err(|text| missing.push(text)).ok(), None)
+            }
         };
-        let text = text.ok_or_else(|| table.no_column("text_column_name", named, &SINGLES))?;
         let pair = match settings.text_pair_column.as_deref() {
             Some(name) => {
-                let column = table.find(Some(name), &[]);
-                Some(
-                    column
-                        .ok_or_else(|| table.no_column("text_pair_column_name", Some(name), &[]))?,
-                )
+                let pair = table.column("text_pair_column_name", Some(name), &[]);
+                pair.map_err(|pair| missing.push(pair)).ok()
             }
             None => usual_pair,
         };
-        Ok(Columns { text, pair, label })
+        match text {
+            Some(text) if missing.is_empty() => Ok(Columns { text, pair, label }),
+            _ => Err(table.no_column(missing)),
+        }
     }
 
     fn chosen(&self) -> Vec<usize> {
@@ -105,6 +103,15 @@ fn only_text(table: &Table, named: Option<&str>, label: Option<usize>) -> Option
     let mut others = (0..table.columns().len()).filter(|column| Some(*column) != label);
     let first = others.next()?;
     (named.is_none() && others.next().is_none()).then_some(first)
+}
+
+/// Looks for the columns of texts and, if `needs_label`, of labels in a file's head.
+///
+/// # Errors
+/// The file cannot be read, is no table, or lacks one.
+pub fn check_columns(path: &Path, settings: &ClsDataSettings, needs_label: bool) -> Result<()> {
+    let table = Table::open(path, &settings.source.table, Arc::default())?;
+    Columns::of(&table, settings, needs_label).map(drop)
 }
 
 /// What is done with the labels of a split.

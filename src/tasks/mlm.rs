@@ -58,6 +58,10 @@ impl Task for MlmDataSettings {
         &self.source
     }
 
+    fn check_file(&self, path: &Path, _needs_labels: bool) -> Result<()> {
+        TextFile::open(path, &self.source.table, false, Arc::default()).map(drop)
+    }
+
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
         max_seq_length(self.max_seq_length, tokenizer_limit, positions)
     }

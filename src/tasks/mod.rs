@@ -19,11 +19,11 @@ pub mod token_cls;
 
 use std::fmt::Debug;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
-use xtrain_models::HeadKind;
+use xtrain_models::{Config, HeadKind};
 
 use crate::data::prepare::{Job, percentage};
 use crate::data::settings::{PaddingSettings, SourceSettings};
@@ -74,6 +74,12 @@ pub trait Task: Debug + Send + Sync {
 
     /// Where its examples come from.
     fn source(&self) -> &SourceSettings;
+
+    /// Looks for what it reads in the head of a file; `needs_labels`: its column too.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no table, or lacks a column.
+    fn check_file(&self, path: &Path, needs_labels: bool) -> Result<()>;
 
     /// The flag that sets the length of the longest row.
     fn length_flag(&self) -> &'static str {
@@ -139,6 +145,11 @@ pub trait Task: Debug + Send + Sync {
     /// What an evaluation measures besides the loss, before the first batch.
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics>;
 
+    /// Whether a metric of this name is one label's: which there are follows from the labels.
+    fn is_of_a_label(&self, _metric: &str) -> bool {
+        false
+    }
+
     /// The settings that shape a run's graphs, by the names of their flags, but for the batch
     /// sizes; `lengths` are those that batches may have.
     fn graph_settings(&self, context: &Context, lengths: &[usize]) -> Vec<(&'static str, String)> {
@@ -172,6 +183,24 @@ pub trait Labelled {
 
     /// The text of that file.
     fn predictions(&self, predicted: &Predicted<'_>) -> String;
+}
+
+/// The class that a configuration was saved with; empty if it names none.
+pub fn model_class(config: &Config) -> &str {
+    let classes = config.get("architectures");
+    let first = classes.and_then(|list| list.get(0));
+    first.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The labels of a model that was saved for the task.
+///
+/// # Errors
+/// They are no labels.
+pub fn saved_labels(labelled: &dyn Labelled, config: &Config) -> Result<Option<LabelMap>> {
+    if !model_class(config).ends_with(labelled.class()) {
+        return Ok(None);
+    }
+    LabelMap::from_config(config.values())
 }
 
 /// What a model predicted of the test set.

@@ -68,6 +68,10 @@ impl Task for TokenClsDataSettings {
         &self.source
     }
 
+    fn check_file(&self, path: &Path, needs_labels: bool) -> Result<()> {
+        WordFile::open(path, self, needs_labels, Arc::default()).map(drop)
+    }
+
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
         super::mlm::max_seq_length(self.max_seq_length, tokenizer_limit, positions)
     }
@@ -133,6 +137,11 @@ impl Task for TokenClsDataSettings {
 
     fn splits_at_random(&self) -> bool {
         true
+    }
+
+    fn is_of_a_label(&self, metric: &str) -> bool {
+        let scores = ["_precision", "_recall", "_f1", "_number"];
+        self.entity_level_metrics && scores.iter().any(|score| metric.ends_with(score))
     }
 
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {
@@ -271,14 +280,16 @@ impl WordFile {
         }
         let mut table = Table::open(path, &settings.source.table, count)?;
         let named = settings.source.table.text_column.as_deref();
-        let words = table
-            .find(named, &WORDS)
-            .ok_or_else(|| table.no_column("text_column_name", named, &WORDS))?;
+        let words = table.column("text_column_name", named, &WORDS);
         let named = settings.label_column.as_deref();
-        let labels = table.find(named, &LABELS);
-        if labels.is_none() && needs_labels {
-            return Err(table.no_column("label_column_name", named, &LABELS));
-        }
+        let labels = table.column("label_column_name", named, &LABELS);
+        let (words, labels) = match (words, labels) {
+            (Ok(words), labels) if labels.is_ok() || !needs_labels => (words, labels.ok()),
+            (words, labels) => {
+                let labels = labels.err().filter(|_| needs_labels);
+                return Err(table.no_column(words.err().into_iter().chain(labels)));
+            }
+        };
         table.choose(std::iter::once(words).chain(labels).collect())?;
         Ok(WordFile::Table {
             table: Box::new(table),

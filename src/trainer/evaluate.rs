@@ -10,7 +10,7 @@ use xtrain_graphs::{DropoutRng, Tensor};
 use xtrain_models::{Model, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
-pub const GRAPH_NAME: &str = "eval";
+pub const GRAPH_NAME: &str = crate::cache::EVALUATION;
 
 /// The graph's output: the loss, the number of labels, then what the metrics need.
 const SUMS: &str = "sums";

@@ -66,6 +66,26 @@ impl CachedText {
     }
 }
 
+/// Refuses prompts that cannot be continued.
+///
+/// # Errors
+/// If one is empty or leaves no position for a token.
+pub fn check_prompts(model: &dyn Model, prompts: &[Vec<u32>]) -> Result<()> {
+    let positions = model.max_positions();
+    for prompt in prompts {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() >= positions {
+            return Err(Error::LongPrompt {
+                tokens: prompt.len(),
+                positions,
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Continues texts until each is ended by one of [`Request::eos`], has
 /// [`Request::max_new_tokens`], fills the model's positions, or `wants_more` of its number and its
 /// new token is false. Returns the new tokens of each, without the one of `eos`. A single text may
@@ -80,18 +100,8 @@ pub fn generate(
     cached: Option<&mut CachedText>,
     wants_more: &mut dyn FnMut(usize, u32) -> bool,
 ) -> Result<Vec<Vec<u32>>> {
+    check_prompts(model, request.prompts)?;
     let positions = model.max_positions();
-    for prompt in request.prompts {
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if prompt.len() >= positions {
-            return Err(Error::LongPrompt {
-                tokens: prompt.len(),
-                positions,
-            });
-        }
-    }
     let mut cached = cached.filter(|_| request.use_cache && request.prompts.len() == 1);
     // If anything fails, the session's cache holds something else.
     let before = cached.as_deref_mut().map(std::mem::take);

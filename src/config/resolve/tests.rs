@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Invocation;
 use crate::config::choices::Device;
 use crate::config::fixture::Fixture;
-use crate::trainer::settings::{ExampleOrder, Resume, ScheduleKind};
+use crate::trainer::settings::{EarlyStopping, ExampleOrder, Resume, ScheduleKind};
 
 impl Fixture {
     fn read(&self, line: &str) -> Result<Command, UsageError> {
@@ -177,8 +177,12 @@ fn settings_that_depend_on_others() {
 #[test]
 fn models_are_found_by_name_or_path() {
     let fixture = Fixture::new();
-    let config = |more: &str| match fixture.train(more).unwrap().model {
-        ModelSource::Scratch { config, .. } => config,
+    let rest = "--tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new";
+    let config = |more: &str| match fixture.read(&format!("train clm {rest} {more}")).unwrap() {
+        Command::Train(RunPlan {
+            model: ModelSource::Scratch { config, .. },
+            ..
+        }) => config,
         other => panic!("{other:?}"),
     };
     assert_eq!(
@@ -221,35 +225,6 @@ fn models_are_found_by_name_or_path() {
     assert_eq!(
         (plan.tokenizer.path, plan.train.output_dir),
         (fixture.path("model"), PathBuf::new())
-    );
-}
-
-#[test]
-fn the_cache_directory_follows_the_environment() {
-    let root = |set: &[(&str, &str)]| {
-        let set: Vec<(String, PathBuf)> =
-            set.iter().map(|(k, v)| (k.to_string(), v.into())).collect();
-        cache_root(None, |name| {
-            set.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
-        })
-    };
-    assert_eq!(
-        root(&[("XTRAIN_CACHE_DIR", "/a"), ("HOME", "/h")]),
-        PathBuf::from("/a")
-    );
-    assert_eq!(
-        root(&[
-            ("XTRAIN_CACHE_DIR", ""),
-            ("XDG_CACHE_HOME", "/x"),
-            ("HOME", "/h")
-        ]),
-        PathBuf::from("/x/xtrain")
-    );
-    assert_eq!(root(&[("HOME", "/h")]), PathBuf::from("/h/.cache/xtrain"));
-    assert_eq!(root(&[]), PathBuf::from(".xtrain-cache"));
-    assert_eq!(
-        cache_root(Some("/t".into()), |_| Some("/a".into())),
-        PathBuf::from("/t")
     );
 }
 
@@ -465,7 +440,7 @@ fn tasks_have_their_own_defaults() {
     let fixture = Fixture::new();
     let task = |line: &str| {
         let line = format!(
-            "{line} --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new"
+            "{line} --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/new"
         );
         match fixture.read(&line).unwrap() {
             Command::Train(plan) => plan.task,

@@ -6,7 +6,9 @@ use crate::config::command::sets::{CLS, PREDICT};
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
+use crate::config::nearest::nearest;
 use crate::data::remote;
+use std::path::{Path, PathBuf};
 
 fn has_train_file(flags: &Flags) -> bool {
     flags.train_file.is_given() || flags.dataset_name.is_given()
@@ -63,16 +65,17 @@ pub fn something_to_label(flags: &Flags) -> Verdict {
 
 /// Every file that was named is there.
 pub fn files_are_there(flags: &Flags) -> Verdict {
+    let mut mistakes = Vec::new();
     for files in [&flags.train_file, &flags.validation_file, &flags.test_file] {
         let name = files.name();
         for path in local_files(files) {
             if remote::is_url(&path) {
-                remote::check(&path).map_err(|error| {
-                    UsageError::illegal(
+                if let Err(error) = remote::check(&path) {
+                    mistakes.push(UsageError::illegal(
                         format!("--{name}: {error}"),
                         "download the file, or give another address",
-                    )
-                })?;
+                    ));
+                }
                 continue;
             }
             if !path.is_file() {
@@ -83,14 +86,37 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
                 } else {
                     "does not exist"
                 };
-                return refuse(
+                mistakes.push(UsageError::illegal(
                     format!("--{name}: {} {what}", path.display()),
-                    "give a file; paths are relative to the working directory",
-                );
+                    match neighbour(&path) {
+                        Some(near) => format!("did you mean {}?", near.display()),
+                        None => "give a file; paths are relative to the working directory".into(),
+                    },
+                ));
             }
         }
     }
-    Ok(())
+    UsageError::all(mistakes)
+}
+
+/// The file or directory beside a missing one whose name is nearest to its.
+pub fn neighbour(path: &Path) -> Option<PathBuf> {
+    if path.exists() {
+        return None;
+    }
+    let name = path.file_name()?.to_str()?;
+    let parent = path.parent()?;
+    let listed = match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    };
+    let entries = std::fs::read_dir(listed).ok()?.flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    let near = nearest(name, names.iter().map(String::as_str))?;
+    Some(parent.join(near))
 }
 
 pub fn streaming_has_no_epochs(flags: &Flags) -> Verdict {

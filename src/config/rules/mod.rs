@@ -2,6 +2,7 @@
 //! missing path. What takes more than a condition is a function. Ranges of single values are their
 //! kinds', and have been checked before.
 
+pub mod contents;
 mod data;
 mod device;
 mod model;
@@ -117,14 +118,19 @@ rules! {
         "add --model_name_or_path DIR, the output directory of a training run";
     weights_or_a_description for READING | GENERATE | BENCH in model;
     model_directory_holds_a_model for READING | GENERATE | BENCH in model;
-    model_type_suits_the_task for TRAIN_EVAL in model;
     configuration_is_known for TRAIN_EVAL | BENCH in model;
-    configuration_suits_the_task for TRAIN_EVAL in model;
+    configuration_can_be_read for READING | GENERATE | BENCH in contents;
+    model_suits_the_task for READING | GENERATE in contents;
+    model_can_be_built for READING | GENERATE | BENCH in contents;
+    model_has_the_labels for TRAINING | EVAL | PREDICT in contents;
+    length_is_within_the_model for CLM | MLM | TOKEN_CLS in contents;
+    mesh_divides_the_model for TRAIN_EVAL | BENCH in contents;
     tokenizer_is_there for READING | GENERATE in model;
     something_to_train_on for TRAINING in data;
     something_to_evaluate_on for TRAINING | EVAL in data;
     something_to_label for TRAINING | PREDICT in data;
     files_are_there for TRAINING | EVAL | PREDICT in data;
+    data_files_have_their_columns for TRAINING | EVAL | PREDICT in contents;
     one_sampling_strategy for TRAINING
         if *flags.group_by_length && flags.train_sampling_strategy.is_given()
             && *flags.train_sampling_strategy != ExampleOrder::GroupByLength =>
@@ -184,6 +190,7 @@ rules! {
         if flags.early_stopping_threshold.is_given() && !flags.early_stopping_patience.is_given() =>
         "--early_stopping_threshold has no effect without --early_stopping_patience",
         "add --early_stopping_patience N";
+    best_metric_is_the_tasks for TRAINING in contents;
     best_needs_its_checkpoint for TRAINING in training;
     best_checkpoint_is_evaluated for TRAINING in training;
     push_needs_training for TRAINING
@@ -233,15 +240,12 @@ rules! {
         if flags.runs.is_empty() =>
         "report: no run given",
         "name output directories, trainer_state.json files or logs: `xtrain report output/a native.log`";
-    report_reads_what_exists for REPORT in output;
+    runs_exist for REPORT | TOP in output;
     baseline_is_a_run for REPORT
         if flags.baseline.is_some() && flags.baseline_place().is_none() =>
         "--baseline names none of the runs",
         "write it as it stands among the runs, or its last part";
-    losses_are_those_of_two_runs for REPORT
-        if *flags.compare_losses && flags.runs.len() != 2 =>
-        "--compare_losses compares two runs",
-        "name two: `xtrain report A B --compare_losses`";
+    losses_are_those_of_two_runs for REPORT in output;
     loss_bounds_need_a_comparison for REPORT in output;
     show_takes_one_id for CACHE_SHOW
         if flags.id.len() != 1 =>
@@ -283,12 +287,14 @@ pub fn check(flags: &Flags) -> Verdict {
         let Err(refusal) = (rule.check)(flags) else {
             continue;
         };
-        let text = format!("{refusal} {}", refusal.hint().unwrap_or_default());
-        // A flag whose value could not be read may be what this one lacks; and one cause may break
-        // several rules.
-        let is_consequence = unknown.iter().any(|flag| names(&text, flag));
-        if !is_consequence && !mistakes.contains(&refusal) {
-            mistakes.push(refusal);
+        for refusal in refusal.each() {
+            let text = format!("{refusal} {}", refusal.hint().unwrap_or_default());
+            // A flag whose value could not be read may be what this one lacks; and one cause may
+            // break several rules.
+            let is_consequence = unknown.iter().any(|flag| names(&text, flag));
+            if !is_consequence && !mistakes.contains(refusal) {
+                mistakes.push(refusal.clone());
+            }
         }
     }
     UsageError::all(mistakes)

@@ -1,12 +1,17 @@
 //! Where the model and the tokenizer come from.
 
+use super::data::neighbour;
 use super::output::newest_checkpoint;
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::checkpoint::{self, Weights};
 use crate::config::choices::suits_task;
 use crate::config::command::sets::{GENERATE, MLM, PREDICT};
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::config::from_hub;
+use crate::config::nearest::nearest;
+use crate::config::sources;
+use crate::data::Tokenizer;
 use std::path::Path;
 use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
 
@@ -61,8 +66,17 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     let Some(directory) = &*flags.model_name_or_path else {
         return Ok(());
     };
-    if from_hub::is_name(directory) || directory.join("config.json").is_file() {
+    if from_hub::is_name(directory) {
         return Ok(());
+    }
+    if directory.join("config.json").is_file() {
+        return match Weights::open(directory) {
+            Err(error @ checkpoint::Error::NoWeights { .. }) => refuse(
+                format!("--model_name_or_path: {error}"),
+                "give a directory with weights or, to train from random ones, give it as --config_name instead",
+            ),
+            _ => Ok(()),
+        };
     }
     if !directory.is_dir() {
         let what = if directory.exists() {
@@ -72,8 +86,11 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
         };
         return refuse(
             format!("--model_name_or_path: {} {what}", directory.display()),
-            "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from random \
-             weights with --model_type and --config_name",
+            match neighbour(directory) {
+                Some(near) => format!("did you mean {}?", near.display()),
+                None => "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from \
+                         random weights with --model_type and --config_name".into(),
+            },
         );
     }
     let fix = match newest_checkpoint(directory) {
@@ -89,49 +106,6 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
             directory.display()
         ),
         fix,
-    )
-}
-
-/// A model that is known by name is of the kind that the task is for.
-fn suits(
-    flags: &Flags,
-    flag: &str,
-    name: &str,
-    known: impl Iterator<Item = &'static str>,
-) -> Verdict {
-    if suits_task(name, flags.command) {
-        return Ok(());
-    }
-    let known: Vec<&str> = known
-        .filter(|name| suits_task(name, flags.command))
-        .collect();
-    let known = known.join(", ");
-    if is_encoder(name) == Some(true) {
-        refuse(
-            format!(
-                "--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"
-            ),
-            format!("use the task mlm, or one of {known}"),
-        )
-    } else {
-        refuse(
-            format!(
-                "--{flag}: {name} is a decoder, which predicts the next token, not masked ones"
-            ),
-            format!("use the task clm, or one of {known}"),
-        )
-    }
-}
-
-pub fn model_type_suits_the_task(flags: &Flags) -> Verdict {
-    let Some(name) = *flags.model_type else {
-        return Ok(());
-    };
-    suits(
-        flags,
-        flags.model_type.name(),
-        name,
-        MODEL_TYPES.into_iter(),
     )
 }
 
@@ -153,36 +127,49 @@ pub fn configuration_is_known(flags: &Flags) -> Verdict {
         .collect();
     refuse(
         format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
-        format!(
-            "known configurations are {}; or give a config.json or the directory that holds one",
-            known.join(", ")
-        ),
+        match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!(
+                "known configurations are {}; or give a config.json or the directory that holds one",
+                known.join(", ")
+            ),
+        },
     )
 }
 
-pub fn configuration_suits_the_task(flags: &Flags) -> Verdict {
-    match &*flags.config_name {
-        Some(name) if !is_configuration(name) && preset_name(name).is_some() => {
-            suits(flags, flags.config_name.name(), name, presets())
-        }
-        _ => Ok(()),
-    }
-}
-
 pub fn tokenizer_is_there(flags: &Flags) -> Verdict {
-    match &*flags.tokenizer_name {
-        Some(path) if !path.exists() && !from_hub::is_name(path) => refuse(
-            format!("--tokenizer_name: {} does not exist here", path.display()),
-            "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
-        ),
-        None if !flags.model_name_or_path.is_given()
-            && (flags.model_type.is_given() || flags.config_name.is_given()) =>
-        {
-            refuse(
-                "a model with random weights comes without a tokenizer",
-                "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
-            )
+    let random = flags.model_type.is_given() || flags.config_name.is_given();
+    let Some(path) = sources::tokenizer_path(flags) else {
+        return refuse_if(
+            random,
+            "a model with random weights comes without a tokenizer",
+            "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
+        );
+    };
+    if path.is_dir() {
+        let model = flags.model_name_or_path.as_deref();
+        // Of a directory without a model another rule says what is wrong.
+        if Some(path) == model && !path.join("config.json").is_file() {
+            return Ok(());
         }
-        _ => Ok(()),
+        return Tokenizer::check_files(path).or_else(|error| {
+            refuse(
+                error.to_string(),
+                "name a directory or a tokenizer.json with --tokenizer_name",
+            )
+        });
     }
+    if !flags.tokenizer_name.is_given() || path.exists() || from_hub::is_name(path) {
+        return Ok(());
+    }
+    refuse(
+        format!("--tokenizer_name: {} does not exist here", path.display()),
+        match neighbour(path) {
+            Some(near) => format!("did you mean {}?", near.display()),
+            None => {
+                "give a directory with tokenizer.json, that file, or the name of a model on the Hub"
+                    .into()
+            }
+        },
+    )
 }

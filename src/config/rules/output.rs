@@ -1,9 +1,11 @@
 //! Where a run writes, and what it resumes from: nothing of an earlier run is written over by
 //! accident.
 
+use super::data::neighbour;
 use super::verdict::{Verdict, refuse};
 use crate::checkpoint::lock::RUN_LOCK;
-use crate::config::command::sets::QUICKSTART;
+use crate::config::command::sets::{QUICKSTART, TOP};
+use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::distributed::RankInfo;
 use crate::hub;
@@ -54,14 +56,40 @@ pub fn pushed_name_is_one_of_the_hub(flags: &Flags) -> Verdict {
     }
 }
 
-pub fn report_reads_what_exists(flags: &Flags) -> Verdict {
-    match flags.runs.iter().find(|run| !Path::new(run).exists()) {
-        Some(run) => refuse(
-            format!("report: {run} does not exist"),
-            "name an output directory, a trainer_state.json or a log",
-        ),
-        None => Ok(()),
+/// Of a report and of `top`.
+pub fn runs_exist(flags: &Flags) -> Verdict {
+    let named = flags.runs.iter().chain(&*flags.watched).map(Path::new);
+    let named = named.chain(flags.watched_dir.as_deref());
+    let refusals = named.filter(|run| !run.exists()).map(|run| {
+        UsageError::illegal(
+            format!(
+                "{}: {} does not exist",
+                flags.command.words(),
+                run.display()
+            ),
+            match neighbour(run) {
+                Some(near) => format!("did you mean {}?", near.display()),
+                None if TOP.contains(flags.command) => "name the output directory of a run".into(),
+                None => "name an output directory, a trainer_state.json or a log".into(),
+            },
+        )
+    });
+    UsageError::all(refusals.collect())
+}
+
+pub fn losses_are_those_of_two_runs(flags: &Flags) -> Verdict {
+    let runs = flags.reported();
+    if !*flags.compare_losses || runs.len() == 2 {
+        return Ok(());
     }
+    let shown = match &runs[..] {
+        [first, second, ..] => format!("{} {}", first.display(), second.display()),
+        _ => "A B".into(),
+    };
+    refuse(
+        format!("--compare_losses compares two runs, not {}", runs.len()),
+        format!("name two: `xtrain report {shown} --compare_losses`"),
+    )
 }
 
 pub fn loss_bounds_need_a_comparison(flags: &Flags) -> Verdict {

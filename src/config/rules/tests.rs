@@ -171,9 +171,9 @@ const CASES: &[(&str, &str, &str)] = &[
         "holds no config.json",
     ),
     (
-        "model_type_suits_the_task",
-        "eval clm --model_type bert",
-        "bert is an encoder",
+        "model_directory_holds_a_model",
+        "bench --model_name_or_path @/old",
+        "no model.safetensors",
     ),
     (
         "configuration_is_known",
@@ -181,9 +181,49 @@ const CASES: &[(&str, &str, &str)] = &[
         "neither a known configuration nor a config.json",
     ),
     (
-        "configuration_suits_the_task",
+        "configuration_can_be_read",
+        "bench --model_type gpt2 --config_overrides n_layr=2",
+        "n_layr",
+    ),
+    (
+        "configuration_can_be_read",
+        "CLM --config_name @/model --model_type gpt_neo",
+        "--model_type is gpt_neo",
+    ),
+    (
+        "model_suits_the_task",
+        "eval clm --model_type bert",
+        "--model_type: bert is an encoder",
+    ),
+    (
+        "model_suits_the_task",
         "eval mlm --config_name gpt2",
-        "gpt2 is a decoder",
+        "--config_name: gpt2 is a decoder",
+    ),
+    (
+        "model_suits_the_task",
+        "eval mlm --model_name_or_path @/model",
+        "/model (gpt2) is a decoder",
+    ),
+    (
+        "model_can_be_built",
+        "bench --model_type gpt2 --config_overrides n_head=7",
+        "n_head",
+    ),
+    (
+        "model_has_the_labels",
+        "eval cls --model_type gpt2",
+        "there are no labels to give",
+    ),
+    (
+        "length_is_within_the_model",
+        "CLM --block_size 2048",
+        "more than the model's 1024 positions",
+    ),
+    (
+        "mesh_divides_the_model",
+        "bench --model_type gpt2 --tensor_parallel 5",
+        "cannot divide",
     ),
     (
         "tokenizer_is_there",
@@ -194,6 +234,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "tokenizer_is_there",
         "CLM --tokenizer_name @/none",
         "does not exist here",
+    ),
+    (
+        "tokenizer_is_there",
+        "CLM --tokenizer_name @/empty",
+        "no tokenizer in",
     ),
     (
         "something_to_train_on",
@@ -234,6 +279,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "files_are_there",
         "CLM --train_file /dev/null",
         "/dev/null is not a regular file",
+    ),
+    (
+        "data_files_have_their_columns",
+        "CLS --label_column_name lable",
+        "train.csv has no column \"lable\"; it has text, label",
+    ),
+    (
+        "data_files_have_their_columns",
+        "CLS --train_file @/train.txt",
+        "train.txt is not a table",
+    ),
+    (
+        "best_metric_is_the_tasks",
+        "CLM --eval_strategy epoch --metric_for_best_model accurcy",
+        "there is no metric `accurcy`",
     ),
     (
         "shuffle_buffer_needs_streaming",
@@ -422,7 +482,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     ("report_needs_runs", "report", "no run given"),
     (
-        "report_reads_what_exists",
+        "runs_exist",
         "report @/old @/nowhere",
         "nowhere does not exist",
     ),
@@ -483,7 +543,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "output_file_is_no_directory",
-        "predict cls --model_name_or_path @/model --test_file @/valid.txt --output_file @/model",
+        "predict cls --model_name_or_path @/model --test_file @/valid.csv --output_file @/model",
         "is a directory",
     ),
     (
@@ -509,7 +569,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ("top_needs_a_run", "top", "no run given"),
     (
         "top_as_json_is_one_look",
-        "top --output_dir x --json",
+        "top --output_dir @/old --json",
         "--json",
     ),
     ("show_takes_one_id", "cache show", "one id"),

@@ -12,7 +12,7 @@ use super::csv::{CsvReader, Fields};
 use super::input::{Bookmark, Input};
 use super::json::{JsonReader, JsonRow, kind};
 use super::parquet::ParquetReader;
-use crate::data::error::{Error, Place, Result};
+use crate::data::error::{Error, MissingColumn, Place, Result};
 use crate::data::settings::{MAX_FIELD, Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
@@ -178,13 +178,24 @@ impl Table {
         }
     }
 
-    /// The error for a column that is missing.
-    pub fn no_column(&self, flag: &'static str, named: Option<&str>, usual: &[&str]) -> Error {
-        let wanted = named.map_or_else(|| usual.join(" or "), |name| format!("{name:?}"));
+    /// The place of a column as [`Table::find`] has it, or what is missing.
+    pub fn column(
+        &self,
+        flag: &'static str,
+        named: Option<&str>,
+        usual: &[&str],
+    ) -> Result<usize, MissingColumn> {
+        self.find(named, usual).ok_or_else(|| {
+            let wanted = named.map_or_else(|| usual.join(" or "), |name| format!("{name:?}"));
+            MissingColumn { flag, wanted }
+        })
+    }
+
+    /// The error for columns that are missing.
+    pub fn no_column(&self, missing: impl IntoIterator<Item = MissingColumn>) -> Error {
         Error::NoColumn {
             path: self.path().to_path_buf(),
-            flag,
-            wanted,
+            missing: missing.into_iter().collect(),
             found: self.columns.clone(),
         }
     }

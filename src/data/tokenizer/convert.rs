@@ -77,18 +77,41 @@ pub(super) fn convert(files: &Files<'_>) -> Result<Converted> {
     if let Some(model) = files.get("spiece.model") {
         return unigram(files, model);
     }
-    let hint = if files.get("vocab.json").is_some() {
+    Err(missing(files.dir, |name| files.get(name).is_some()))
+}
+
+/// Looks in a directory without `tokenizer.json` for what can become one.
+///
+/// # Errors
+/// There is nothing.
+pub(super) fn check(dir: &Path) -> Result<()> {
+    let has = |name: &str| dir.join(name).exists();
+    let forms: [&[&str]; 3] = [
+        &["vocab.json", "merges.txt"],
+        &["vocab.txt"],
+        &["spiece.model"],
+    ];
+    let is_there = forms.iter().any(|files| files.iter().all(|name| has(name)));
+    if is_there {
+        Ok(())
+    } else {
+        Err(missing(dir, has))
+    }
+}
+
+fn missing(dir: &Path, has: impl Fn(&str) -> bool) -> Error {
+    let hint = if has("vocab.json") {
         "; there is a vocab.json but no merges.txt"
-    } else if files.get("tokenizer.model").is_some() {
+    } else if has("tokenizer.model") {
         "; there is a SentencePiece tokenizer.model. Convert it once with Python: from transformers import AutoTokenizer as T; \
          T.from_pretrained(DIR).save_pretrained(DIR)"
     } else {
         ""
     };
-    Err(Error::NoTokenizer {
-        dir: files.dir.to_path_buf(),
+    Error::NoTokenizer {
+        dir: dir.to_path_buf(),
         hint: hint.to_string(),
-    })
+    }
 }
 
 /// The two files of GPT-2, or of RoBERTa if the vocabulary has its special tokens.

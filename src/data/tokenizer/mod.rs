@@ -80,6 +80,17 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// Looks for a tokenizer's files in a directory, without reading them.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn check_files(dir: &Path) -> Result<()> {
+        if dir.join(DEFINITION).exists() {
+            return Ok(());
+        }
+        convert::check(dir)
+    }
+
     /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a
     /// `tokenizer.json` by its path.
     pub fn load(path: &Path) -> Result<Tokenizer> {

@@ -11,7 +11,7 @@ pub mod losses;
 pub mod numbers;
 mod read;
 
-pub use read::{Error, read};
+pub use read::{Error, read, runs_in};
 
 use super::telemetry::ProcessEvent;
 use std::collections::BTreeMap;

@@ -26,6 +26,31 @@ pub enum Error {
     NoRecord { path: PathBuf },
 }
 
+/// What a path stands for: a directory that is no run itself and holds some, such as a sweep's,
+/// stands for these, sorted by name.
+pub fn runs_in(path: &Path) -> Vec<PathBuf> {
+    if !path.is_dir() || is_run(path) {
+        return vec![path.into()];
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut runs: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir() && is_run(path))
+        .collect();
+    runs.sort();
+    match runs.is_empty() {
+        // Reading it says what it lacks.
+        true => vec![path.into()],
+        false => runs,
+    }
+}
+
+/// Whether a directory is the output of a run.
+fn is_run(dir: &Path) -> bool {
+    let own = [LOG_FILE, TELEMETRY_FILE, TRAINER_STATE];
+    own.iter().any(|name| dir.join(name).is_file()) || newest_checkpoint(dir).is_some()
+}
+
 /// Reads runs, and gives each a name of its own.
 ///
 /// # Errors

@@ -1,0 +1,240 @@
+//! Which model, tokenizer and data the flags name, and by what the best evaluation is found: what
+//! both the rules and the plans go by.
+
+use super::choices::SaveStrategy;
+use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
+use super::command::{CommandName, TaskName};
+use super::derived::local_files;
+use super::flags::Flags;
+use super::plan::{ConfigSource, ModelSource, TaskPlan};
+use crate::data::LabelMap;
+use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
+use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
+use crate::trainer::settings::{BestRule, EarlyStopping};
+use std::path::{Path, PathBuf};
+use xtrain_models::preset_name;
+
+/// Where the model comes from; `None` if nothing names one.
+pub fn model(flags: &Flags) -> Option<ModelSource> {
+    if let Some(directory) = flags.model_name_or_path.clone() {
+        return Some(ModelSource::Pretrained {
+            directory,
+            model_type: *flags.model_type,
+        });
+    }
+    Some(ModelSource::Scratch {
+        config: config_source(flags.config_name.as_deref(), *flags.model_type)?,
+        model_type: *flags.model_type,
+        overrides: flags.config_overrides.clone().unwrap_or_default(),
+    })
+}
+
+/// A file or directory here wins over a preset of the same name, as it does in transformers.
+fn config_source(name: Option<&str>, model_type: Option<&'static str>) -> Option<ConfigSource> {
+    let Some(name) = name else {
+        return model_type.map(ConfigSource::Default);
+    };
+    let path = Path::new(name);
+    if path.is_file() {
+        return Some(ConfigSource::File(path.into()));
+    }
+    let inside = path.join("config.json");
+    Some(match preset_name(name).filter(|_| !inside.is_file()) {
+        Some(preset) => ConfigSource::Preset(preset),
+        None => ConfigSource::File(inside),
+    })
+}
+
+/// The tokenizer's directory or file: without one of its own, the model's; `None` if nothing names
+/// one.
+pub fn tokenizer_path(flags: &Flags) -> Option<&Path> {
+    let named = flags.tokenizer_name.as_deref();
+    named.or(flags.model_name_or_path.as_deref())
+}
+
+/// What the command's task learns, from which data; `None` of a command without one.
+pub fn task(flags: &Flags) -> Option<TaskPlan> {
+    match flags.command {
+        CommandName::Train(task)
+        | CommandName::Eval(task)
+        | CommandName::Predict(task)
+        | CommandName::Compile(task)
+        | CommandName::Fit(task) => Some(task_plan(flags, task)),
+        CommandName::Generate
+        | CommandName::Launch
+        | CommandName::Bench
+        | CommandName::Scaling
+        | CommandName::Sweep
+        | CommandName::Doctor
+        | CommandName::Top
+        | CommandName::Report
+        | CommandName::Quickstart
+        | CommandName::Cache(_) => None,
+    }
+}
+
+/// What is learned, from which data.
+pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
+    match task {
+        TaskName::Clm => TaskPlan::Clm(ClmDataSettings {
+            source: source(flags),
+            block_size: *flags.block_size,
+            stride: *flags.stride,
+        }),
+        TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
+            source: source(flags),
+            max_seq_length: *flags.max_seq_length,
+            line_by_line: *flags.line_by_line,
+            mlm_probability: *flags.mlm_probability,
+            whole_word_mask: *flags.whole_word_mask,
+            padding: padding(flags, *flags.pad_to_max_length),
+        }),
+        TaskName::Cls => TaskPlan::Cls(cls_data(flags)),
+        TaskName::TokenCls => TaskPlan::TokenCls(TokenClsDataSettings {
+            source: source(flags),
+            label_column: flags.label_column_name.clone(),
+            max_seq_length: *flags.max_seq_length,
+            padding: padding(flags, *flags.pad_to_max_length),
+            labels: flags.labels.clone(),
+            label_all_tokens: *flags.label_all_tokens,
+            entity_level_metrics: *flags.return_entity_level_metrics,
+        }),
+    }
+}
+
+fn cls_data(flags: &Flags) -> ClsDataSettings {
+    ClsDataSettings {
+        source: source(flags),
+        text_pair_column: flags.text_pair_column_name.clone(),
+        label_column: flags.label_column_name.clone(),
+        max_seq_length: *flags.cls_max_seq_length,
+        padding: padding(flags, *flags.cls_pad_to_max_length),
+        labels: if *flags.do_regression == Some(true) {
+            Some(LabelMap::numbers())
+        } else {
+            flags.labels.clone()
+        },
+        finds_regression: *flags.do_regression != Some(false),
+    }
+}
+
+fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
+    let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
+    PaddingSettings {
+        pad_to_max_length: pad_to_max_length && pad_to_bucket.is_empty(),
+        pad_to_bucket,
+    }
+}
+
+/// Percent of the training set that validates. Nothing is set aside of a stream, nor of a
+/// classifier's rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
+fn set_aside(flags: &Flags) -> f64 {
+    let unused =
+        LABELLED.contains(flags.command) && TRAINING.contains(flags.command) && !flags.evaluates();
+    if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
+        *flags.validation_split_percentage
+    } else {
+        0.0
+    }
+}
+
+/// Where examples come from, for every task.
+fn source(flags: &Flags) -> SourceSettings {
+    SourceSettings {
+        train_files: local_files(&flags.train_file),
+        validation_files: local_files(&flags.validation_file),
+        test_files: local_files(&flags.test_file),
+        validation_split_percentage: set_aside(flags),
+        max_train_samples: *flags.max_train_samples,
+        max_eval_samples: *flags.max_eval_samples,
+        max_predict_samples: *flags.max_predict_samples,
+        table: TableSettings {
+            text_column: flags.text_column_name.clone(),
+            quoting: *flags.quoting,
+            on_bad_row: *flags.on_bad_row,
+        },
+        preprocessing_num_workers: *flags.preprocessing_num_workers,
+        dataloader_num_workers: *flags.dataloader_num_workers,
+        overwrite_cache: *flags.overwrite_cache,
+        cache_dir: cache_dir(flags, "data"),
+        seed: flags.data_seed.unwrap_or(*flags.seed),
+        streaming: flags.streaming.then_some(*flags.shuffle_buffer_size),
+    }
+}
+
+/// By which metric evaluations are compared. As TrainingArguments does, whoever wants the best model
+/// and names no metric gets the one of the smallest loss.
+pub fn best(flags: &Flags) -> Option<BestRule> {
+    let load_at_end = *flags.load_best_model_at_end;
+    let named = flags.metric_for_best_model.as_deref();
+    let saves_best = *flags.save_strategy == SaveStrategy::Best;
+    if named.is_none() && flags.early_stopping_patience.is_none() && !load_at_end && !saves_best {
+        return None;
+    }
+    let metric = named.unwrap_or("loss");
+    let metric = metric.strip_prefix("eval_").unwrap_or(metric);
+    let grows = !metric.ends_with("loss") && !["perplexity", "mse"].contains(&metric);
+    Some(BestRule {
+        greater_is_better: flags.greater_is_better.unwrap_or(grows),
+        load_at_end,
+        early_stopping: flags.early_stopping_patience.map(|patience| EarlyStopping {
+            patience: patience as u64,
+            threshold: *flags.early_stopping_threshold,
+        }),
+        metric: metric.to_string(),
+    })
+}
+
+/// A directory for one kind of thing below the cache's root.
+pub fn cache_dir(flags: &Flags, kind: &str) -> PathBuf {
+    cache_root(flags.cache_dir.clone(), |name| {
+        std::env::var_os(name).map(PathBuf::from)
+    })
+    .join(kind)
+}
+
+/// The directory under which everything that can be made again is kept: the one given, else by the
+/// environment. Empty variables count as unset, as the XDG specification has it.
+fn cache_root(given: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
+    given
+        .or_else(|| set("XTRAIN_CACHE_DIR"))
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("xtrain")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache/xtrain")))
+        // A process without a home (some containers) still has a working directory.
+        .unwrap_or_else(|| ".xtrain-cache".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_directory_follows_the_environment() {
+        let root = |set: &[(&str, &str)]| {
+            let set: Vec<(String, PathBuf)> =
+                set.iter().map(|(k, v)| (k.to_string(), v.into())).collect();
+            cache_root(None, |name| {
+                set.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
+            })
+        };
+        assert_eq!(
+            root(&[("XTRAIN_CACHE_DIR", "/a"), ("HOME", "/h")]),
+            PathBuf::from("/a")
+        );
+        assert_eq!(
+            root(&[
+                ("XTRAIN_CACHE_DIR", ""),
+                ("XDG_CACHE_HOME", "/x"),
+                ("HOME", "/h")
+            ]),
+            PathBuf::from("/x/xtrain")
+        );
+        assert_eq!(root(&[("HOME", "/h")]), PathBuf::from("/h/.cache/xtrain"));
+        assert_eq!(root(&[]), PathBuf::from(".xtrain-cache"));
+        assert_eq!(
+            cache_root(Some("/t".into()), |_| Some("/a".into())),
+            PathBuf::from("/t")
+        );
+    }
+}
