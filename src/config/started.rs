@@ -15,26 +15,22 @@ use super::scaling::into_directory;
 /// # Errors
 /// All mistakes in it.
 pub fn check(flags: &Flags) -> Result<(), UsageError> {
-    let (words, processes): (&[String], _) = match flags.command {
-        CommandName::Launch => {
-            let (nodes, processes) = (*flags.nnodes, *flags.nproc_per_node);
-            (&flags.launched, Some((nodes * processes, processes)))
-        }
-        CommandName::Scaling => (&flags.scaled, None),
-        CommandName::Sweep => (&flags.swept, None),
-        _ => return Ok(()),
-    };
-    let mut words = words.to_vec();
-    match words.first().map(String::as_str) {
-        Some("train") if processes.is_none() => {
-            let first = |grid: &super::forms::Grid| {
-                Some(format!("--{}={}", grid.flag, grid.values.first()?))
-            };
-            words.extend(flags.grid.iter().filter_map(first));
-            words = into_directory(&words, &std::env::temp_dir().join("xtrain-started"));
-        }
-        Some("train" | "eval" | "bench") => {}
-        _ => return Ok(()),
+    // One of them at most has words.
+    let words: [&[String]; 3] = [&flags.launched, &flags.scaled, &flags.swept];
+    let mut words = words.concat();
+    let command = words.first().map(String::as_str);
+    if !["train", "eval", "bench"].map(Some).contains(&command) {
+        return Ok(());
+    }
+    let processes = (flags.command == CommandName::Launch).then(|| {
+        let (nodes, processes) = (*flags.nnodes, *flags.nproc_per_node);
+        (nodes * processes, processes)
+    });
+    if command == Some("train") && processes.is_none() {
+        let first =
+            |grid: &super::forms::Grid| Some(format!("--{}={}", grid.flag, grid.values.first()?));
+        words.extend(flags.grid.iter().filter_map(first));
+        words = into_directory(&words, &std::env::temp_dir().join("xtrain-started"));
     }
     let words = std::iter::once("xtrain".to_string()).chain(words);
     match reading::read(words.map(Into::into))? {

@@ -38,11 +38,11 @@ pub fn runs_in(path: &Path) -> Vec<PathBuf> {
         .filter(|path| path.is_dir() && is_run(path))
         .collect();
     runs.sort();
-    match runs.is_empty() {
+    if runs.is_empty() {
         // Reading it says what it lacks.
-        true => vec![path.into()],
-        false => runs,
+        runs.push(path.into());
     }
+    runs
 }
 
 /// Whether a directory is the output of a run.
