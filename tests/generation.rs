@@ -322,6 +322,14 @@ fn generates_as_a_user_runs_it() {
     assert_eq!(texts.len(), 2, "{two}");
     assert_ne!(texts[0][2..], texts[1][2..], "they are drawn apart");
 
+    // What leaves no position for a token is refused before it is shown.
+    let long = "We are ".repeat(64);
+    let refused = saved
+        .command(&[&greedy[..], &["--prompt", &long]].concat())
+        .run();
+    assert_eq!((refused.code, &*refused.stdout), (Some(1), ""));
+    assert!(refused.stderr.contains("positions"), "{}", refused.stderr);
+
     // A conversation, first without a template.
     let chat = [&greedy[..], &["--chat", "--system_prompt", "Be short."]].concat();
     let refused = saved.piped(&chat, "Hello");

@@ -98,6 +98,22 @@ fn a_grid_is_run_once_and_compared() {
         again.stderr
     );
     assert_eq!(again.stdout.lines().count(), 7);
+
+    // Its directory stands for its runs.
+    for words in ["report grid --format markdown", "top grid --once"] {
+        let run = xtrain().dir(dir).args(words.split_whitespace()).run();
+        run.succeeded();
+        let shown = run.stdout;
+        for rate in ["1e-4", "1e-3", "1e-2"] {
+            for decay in ["0", "0.1"] {
+                let name = format!("learning_rate={rate},weight_decay={decay}");
+                assert!(
+                    shown.contains(&name),
+                    "{words}: {name} is missing in {shown}"
+                );
+            }
+        }
+    }
 }
 
 /// A directory's results are thrown away only if the command says so.

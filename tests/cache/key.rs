@@ -76,9 +76,12 @@ const CHANGES: [(&str, &str); 10] = [
 /// What `cache explain` says of the training step, whose new configuration a run has printed in one
 /// line.
 fn explained(place: &Place, stderr: &str) -> String {
-    let mut lines = stderr
-        .lines()
-        .filter_map(|line| line.strip_prefix("compiling train (new configuration); `xtrain "));
+    explained_of("train", place, stderr)
+}
+
+fn explained_of(graph: &str, place: &Place, stderr: &str) -> String {
+    let prefix = format!("compiling {graph} (new configuration); `xtrain ");
+    let mut lines = stderr.lines().filter_map(|line| line.strip_prefix(&prefix));
     let (words, _) = lines
         .next()
         .unwrap_or_else(|| panic!("{stderr}"))
@@ -103,6 +106,28 @@ fn every_change_of_the_graph_misses_and_is_explained() {
         );
         // And back: nothing was lost.
         assert_eq!(counts(&place.clm("compile", change)), (2, 0), "{change}");
+    }
+}
+
+/// Only what shapes a graph is named: the training's batch is no cause for an evaluation's.
+#[test]
+fn an_evaluation_is_not_explained_by_the_training_batch() {
+    let place = Place::new();
+    let batches = |n: usize| {
+        let flags =
+            format!("--do_eval --per_device_eval_batch_size {n} --per_device_train_batch_size {n}");
+        let run = place.clm("compile", &flags);
+        run.succeeded();
+        run.stderr
+    };
+    batches(2);
+    let changed = batches(4);
+    let of = |graph: &str| explained_of(graph, &place, &changed);
+    let [eval, train] = ["eval", "train"];
+    for (graph, other) in [(eval, train), (train, eval)] {
+        let why = of(graph);
+        let names = |graph: &str| why.contains(&format!("per_device_{graph}_batch_size"));
+        assert!(names(graph) && !names(other), "{graph}: {why}");
     }
 }
 
