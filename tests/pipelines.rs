@@ -218,7 +218,7 @@ fn stages_that_cannot_be_are_refused() {
     let bench = Bench::new();
     let (_, what) = what(0);
     let run = train(&bench, &what, 1, "--pipeline_parallel 3 --output_dir out");
-    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
     assert!(
         run.stderr.contains("the model has 2 layers")
             && run.stderr.contains("--pipeline_parallel 2"),

@@ -229,7 +229,10 @@ pub fn mesh_divides_the_model(flags: &Flags) -> Verdict {
     // Which optimizer it is changes nothing here.
     let optimizer = crate::trainer::settings::OptimizerSettings::constant(ADAMW, 0.0).build();
     match placements(&*model, &*optimizer, mesh, false) {
-        Err(error) => refuse(error.to_string(), "change --tensor_parallel, or the model"),
+        Err(error) => refuse(
+            error.to_string(),
+            "change the degrees of the mesh, or the model",
+        ),
         Ok(_) => Ok(()),
     }
 }
