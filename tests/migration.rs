@@ -364,8 +364,8 @@ fn an_epoch_has_the_examples_of_its_set() {
     assert_eq!(seen("steps", "--max_steps 3"), 24.0);
 }
 
-/// What is told of a command line is the whole: mistakes of flags and what the files that they name
-/// lack, each once, with the nearest thing that there is.
+/// Exactly these mistakes are reported, each once and with the nearest valid name: those of flags and
+/// what the files lack that they name.
 fn refused(bench: &Bench, line: &str, parts: &[&str]) {
     let run = bench.run(line);
     assert_eq!(run.code, Some(2), "{line}\n{}", run.stderr);

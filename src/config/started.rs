@@ -41,9 +41,10 @@ pub fn check(flags: &Flags) -> Result<(), UsageError> {
                 .mistakes
                 .iter()
                 .any(|mistake| mistake.flag() == Some("grid"));
-            match is_partial {
-                true => UsageError::all(started.mistakes.clone()),
-                false => rules::check(&started),
+            if is_partial {
+                UsageError::all(started.mistakes.clone())
+            } else {
+                rules::check(&started)
             }
         }
         Parsed::Text(_) => Ok(()),

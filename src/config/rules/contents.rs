@@ -148,9 +148,10 @@ pub fn model_suits_the_task(flags: &Flags) -> Verdict {
             "clm",
         ),
     };
-    let task = match GENERATE.contains(flags.command) || labelled {
-        true => "give one".to_string(),
-        false => format!("use the task {other}, or one"),
+    let task = if GENERATE.contains(flags.command) || labelled {
+        "give one".to_string()
+    } else {
+        format!("use the task {other}, or one")
     };
     refuse(
         format!("--{flag}: {shown} is {what}"),
@@ -212,9 +213,10 @@ pub fn model_can_be_built(flags: &Flags) -> Verdict {
     match built(flags) {
         Some(Err(error)) => refuse(
             error.to_string(),
-            match flags.config_overrides.is_given() {
-                true => "change --config_overrides",
-                false => "docs/models.md lists the families, their tasks and their settings",
+            if flags.config_overrides.is_given() {
+                "change --config_overrides"
+            } else {
+                "docs/models.md lists the families, their tasks and their settings"
             },
         ),
         _ => Ok(()),

@@ -46,9 +46,10 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         let operands = || node.operands.iter().map(|&operand| replaced.get(operand));
         let Some(index) = group_of[id as usize] else {
             let x: Vec<Tensor> = operands().collect();
-            return match is_kept(graph, node) {
-                true => copy(trace, &x[0]),
-                false => record(trace, &node.op, &x),
+            return if is_kept(graph, node) {
+                copy(trace, &x[0])
+            } else {
+                record(trace, &node.op, &x)
             };
         };
         if parts[index].is_empty() {
