@@ -4,8 +4,10 @@
 
 use crate::parallel::{OPTIMIZER, STEPS, assert_same_run};
 use crate::processes::{self, Launched};
+use crate::support::small_config;
 use crate::tasks::{Bench, numbers};
 use std::collections::BTreeMap;
+use xtrain_models::{MODEL_TYPES, is_encoder};
 
 /// Examples of a microbatch on all devices together.
 const ROWS: usize = 8;
@@ -77,7 +79,7 @@ fn all() -> Mesh {
 
 /// A family of models at a size that eight devices can divide, two of which can be stages.
 struct Family<'a> {
-    name: &'static str,
+    name: &'a str,
     /// Whatever drops out does so with 0.1, also where released models have no dropout.
     what: &'a str,
     /// Microbatches of a step where there are no stages, which always have two.
@@ -444,6 +446,59 @@ fn relatives_of_llama_train_with_fewer_key_value_heads_than_devices() {
     ] {
         trains_with_fewer_key_value_heads_than_devices(model_type, settings);
     }
+}
+
+/// Every family of the list as [`small_config`] has it, with dropout and windows, with a head of its own and
+/// one that is tied to the embeddings: devices by each kind of parallelism that divides a model,
+/// also more than there are key/value heads.
+#[test]
+#[ignore = "slow: the meshes of every family"]
+fn every_family_trains_on_meshes_as_on_one_device() {
+    let bench = Bench::new();
+    let mut differing = Vec::new();
+    for model_type in MODEL_TYPES {
+        let own = small_config(model_type);
+        let ties = match own.get("tie_word_embeddings") {
+            Some(_) => vec![false, true],
+            None => vec![true],
+        };
+        for tied in ties {
+            let name = format!("{model_type}-{}", if tied { "tied" } else { "untied" });
+            let mut config = own.clone();
+            config.set("tie_word_embeddings", tied);
+            // As many as the tokenizers have.
+            config.set("vocab_size", 1000);
+            let file = format!("{name}.json");
+            let text = serde_json::to_string(config.values()).unwrap();
+            std::fs::write(bench.path(&file), text).unwrap();
+            let what = match is_encoder(model_type) {
+                Some(true) => format!(
+                    "mlm --config_name {file} --tokenizer_name wordpiece --max_seq_length 16"
+                ),
+                _ => format!("clm --config_name {file} --tokenizer_name byte_bpe --block_size 16"),
+            };
+            let family = Family {
+                name: &name,
+                what: &format!("{what} --train_file articles.txt"),
+                microbatches: 2,
+                ..QWEN3
+            };
+            let meshes = [
+                vec![(&TENSOR, 2)],
+                vec![(&TENSOR, 4)],
+                vec![(&SHARD, 2)],
+                vec![(&STAGE, 2)],
+                vec![(&ZERO1, 2), (&TENSOR, 2)],
+            ];
+            let runs = meshes.map(|mesh| (mesh, String::new(), String::new()));
+            let compared =
+                std::panic::AssertUnwindSafe(|| family.assert_trains_as_on_one(&bench, runs));
+            if std::panic::catch_unwind(compared).is_err() {
+                differing.push(name.clone());
+            }
+        }
+    }
+    assert!(differing.is_empty(), "{differing:?}");
 }
 
 #[test]

@@ -14,11 +14,20 @@ use serde_json::Value;
 pub(crate) const FAMILY: Family = Family {
     name: "BERT",
     model_type: "bert",
+    // `BertConfig`'s defaults: the base model.
+    defaults: &[r#"{
+      "architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 30522,
+      "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+      "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+      "attention_probs_dropout_prob": 0.1, "classifier_dropout": null,
+      "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02,
+      "layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "is_decoder": false,
+      "add_cross_attention": false, "tie_word_embeddings": true, "use_cache": true,
+      "pad_token_id": 0, "torch_dtype": "float32"
+    }"#],
     organization: "google-bert",
     class_prefix: "Bert",
     kind: Kind::Encoder,
-    // `BertConfig`'s defaults: the base model.
-    defaults: include_str!("configs/bert.json"),
     presets,
     names: NAMES,
     build,

@@ -14,11 +14,18 @@ use serde_json::json;
 pub(crate) const FAMILY: Family = Family {
     name: "DistilBERT",
     model_type: "distilbert",
+    // `DistilBertConfig`'s defaults: the released base model.
+    defaults: &[r#"{
+      "architectures": ["DistilBertForMaskedLM"], "model_type": "distilbert",
+      "vocab_size": 30522, "max_position_embeddings": 512, "sinusoidal_pos_embds": false,
+      "n_layers": 6, "n_heads": 12, "dim": 768, "hidden_dim": 3072, "dropout": 0.1,
+      "attention_dropout": 0.1, "activation": "gelu", "initializer_range": 0.02,
+      "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "tie_word_embeddings": true,
+      "pad_token_id": 0, "torch_dtype": "float32"
+    }"#],
     organization: "distilbert",
     class_prefix: "DistilBert",
     kind: Kind::Encoder,
-    // `DistilBertConfig`'s defaults: the released base model.
-    defaults: include_str!("configs/distilbert.json"),
     presets: || {
         vec![
             ("distilbert-base-uncased", json!({})),

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::head::HeadKind;
 use crate::model::Model;
 use crate::names::StoredNames;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// One architecture. Each model file has one as `FAMILY`.
 pub(crate) struct Family {
@@ -18,8 +18,9 @@ pub(crate) struct Family {
     /// What the names of transformers' classes begin with.
     pub class_prefix: &'static str,
     pub kind: Kind,
-    /// What a new model starts from, mostly transformers' defaults: a `config.json`.
-    pub defaults: &'static str,
+    /// What a new model starts from, mostly transformers' defaults: a `config.json`, in parts that each
+    /// add what those before them lack.
+    pub defaults: &'static [&'static str],
     /// Released sizes by their names without the organization, as changes to the default
     /// configuration.
     pub presets: fn() -> Vec<(&'static str, Value)>,
@@ -59,8 +60,14 @@ impl Kind {
 impl Family {
     /// The configuration of [`Family::defaults`].
     pub fn defaults(&self) -> Config {
-        let values = serde_json::from_str(self.defaults);
-        let values = values.expect("the program's own configurations are JSON objects");
+        let mut values = Map::new();
+        for part in self.defaults {
+            let part: Map<String, Value> = serde_json::from_str(part)
+                .expect("the program's own configurations are JSON objects");
+            for (key, value) in part {
+                values.entry(key).or_insert(value);
+            }
+        }
         Config::new(values, format!("{}'s default configuration", self.name))
     }
 

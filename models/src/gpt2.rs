@@ -21,6 +21,17 @@ use xtrain_graphs::{DropoutRng, Tensor};
 pub(crate) const FAMILY: Family = Family {
     name: "GPT-2",
     model_type: "gpt2",
+    // `GPT2Config`'s defaults: the small model.
+    defaults: &[r#"{
+      "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257,
+      "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": null,
+      "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+      "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
+      "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false,
+      "reorder_and_upcast_attn": false, "add_cross_attention": false,
+      "tie_word_embeddings": true, "use_cache": true, "bos_token_id": 50256,
+      "eos_token_id": 50256, "torch_dtype": "float32"
+    }"#],
     organization: "openai-community",
     class_prefix: "GPT2",
     kind: Kind::Decoder {
@@ -28,8 +39,6 @@ pub(crate) const FAMILY: Family = Family {
         sequence: Some("ForSequenceClassification"),
         token: None,
     },
-    // `GPT2Config`'s defaults: the small model.
-    defaults: include_str!("configs/gpt2.json"),
     presets,
     names: GPT_NAMES,
     build: |config, read, head| Ok(Box::new(Gpt2::new(config, read, head)?)),

@@ -22,11 +22,19 @@ use xtrain_graphs::{DropoutRng, Tensor};
 pub(crate) const FAMILY: Family = Family {
     name: "GPT-Neo",
     model_type: "gpt_neo",
+    // `GPTNeoConfig`'s defaults: the 1.3B model.
+    defaults: &[r#"{
+      "architectures": ["GPTNeoForCausalLM"], "model_type": "gpt_neo", "vocab_size": 50257,
+      "max_position_embeddings": 2048, "hidden_size": 2048, "num_layers": 24,
+      "attention_types": [[["global", "local"], 12]], "num_heads": 16,
+      "intermediate_size": null, "window_size": 256, "activation_function": "gelu_new",
+      "resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0,
+      "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": true,
+      "use_cache": true, "bos_token_id": 50256, "eos_token_id": 50256, "torch_dtype": "float32"
+    }"#],
     organization: "EleutherAI",
     class_prefix: "GPTNeo",
     kind: Kind::DECODER,
-    // `GPTNeoConfig`'s defaults: the 1.3B model.
-    defaults: include_str!("configs/gpt_neo.json"),
     presets,
     names: NAMES,
     build: |config, read, head| Ok(Box::new(GptNeo::new(config, read, head)?)),

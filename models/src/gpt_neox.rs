@@ -27,6 +27,22 @@ use xtrain_graphs::{DropoutRng, Tensor};
 pub(crate) const FAMILY: Family = Family {
     name: "GPT-NeoX",
     model_type: "gpt_neox",
+    // `GPTNeoXConfig`'s defaults: the 20B model.
+    defaults: &[r#"{
+      "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 50432,
+      "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64,
+      "intermediate_size": 24576, "hidden_act": "gelu", "rotary_pct": 0.25,
+      "rotary_emb_base": 10000, "use_parallel_residual": true, "attention_bias": true,
+      "attention_dropout": 0.0, "hidden_dropout": 0.0, "classifier_dropout": 0.1,
+      "max_position_embeddings": 2048, "initializer_range": 0.02, "layer_norm_eps": 1e-5,
+      "tie_word_embeddings": false, "use_cache": true, "bos_token_id": 0, "eos_token_id": 2,
+      "torch_dtype": "float32"
+    }"#],
+    presets,
+    names: &[
+        ("rope_theta", "rotary_emb_base"),
+        ("partial_rotary_factor", "rotary_pct"),
+    ],
     organization: "EleutherAI",
     class_prefix: "GPTNeoX",
     kind: Kind::Decoder {
@@ -34,13 +50,6 @@ pub(crate) const FAMILY: Family = Family {
         sequence: Some("ForSequenceClassification"),
         token: Some("ForTokenClassification"),
     },
-    // `GPTNeoXConfig`'s defaults: the 20B model.
-    defaults: include_str!("configs/gpt_neox.json"),
-    presets,
-    names: &[
-        ("rope_theta", "rotary_emb_base"),
-        ("partial_rotary_factor", "rotary_pct"),
-    ],
     build: |config, read, head| Ok(Box::new(GptNeoX::new(config, read, head)?)),
     stored_names: StoredNames {
         base: "gpt_neox",

@@ -22,11 +22,18 @@ use xtrain_graphs::{DropoutRng, Tensor};
 pub(crate) const FAMILY: Family = Family {
     name: "GPT-J",
     model_type: "gptj",
+    // `GPTJConfig`'s defaults: the 6B model.
+    defaults: &[r#"{
+      "architectures": ["GPTJForCausalLM"], "model_type": "gptj", "vocab_size": 50400,
+      "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
+      "n_inner": null, "activation_function": "gelu_new", "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+      "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
+      "tie_word_embeddings": false, "use_cache": true, "bos_token_id": 50256,
+      "eos_token_id": 50256, "torch_dtype": "float32"
+    }"#],
     organization: "EleutherAI",
     class_prefix: "GPTJ",
     kind: Kind::DECODER,
-    // `GPTJConfig`'s defaults: the 6B model.
-    defaults: include_str!("configs/gptj.json"),
     presets: || vec![("gpt-j-6b", json!({})), ("gpt-j-6B", json!({}))],
     names: GPT_NAMES,
     build: |config, read, head| Ok(Box::new(GptJ::new(config, read, head)?)),

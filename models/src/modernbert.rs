@@ -27,11 +27,25 @@ use xtrain_graphs::{DropoutRng, Tensor};
 pub(crate) const FAMILY: Family = Family {
     name: "ModernBERT",
     model_type: "modernbert",
+    // `ModernBertConfig`'s defaults: the released base model but for its classifier's pooling.
+    defaults: &[r#"{
+      "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert",
+      "vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152,
+      "num_hidden_layers": 22, "num_attention_heads": 12, "hidden_activation": "gelu",
+      "max_position_embeddings": 8192, "initializer_range": 0.02,
+      "initializer_cutoff_factor": 2.0, "norm_eps": 1e-05, "norm_bias": false,
+      "pad_token_id": 50283, "eos_token_id": 50282, "bos_token_id": 50281,
+      "cls_token_id": 50281, "sep_token_id": 50282, "attention_bias": false,
+      "attention_dropout": 0.0, "local_attention": 128, "embedding_dropout": 0.0,
+      "mlp_bias": false, "mlp_dropout": 0.0, "decoder_bias": true, "classifier_pooling": "cls",
+      "classifier_dropout": 0.0, "classifier_bias": false, "classifier_activation": "gelu",
+      "sparse_prediction": false, "sparse_pred_ignore_index": -100, "tie_word_embeddings": true,
+      "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+      "global_attn_every_n_layers": 3, "torch_dtype": "float32"
+    }"#],
     organization: "answerdotai",
     class_prefix: "ModernBert",
     kind: Kind::Encoder,
-    // `ModernBertConfig`'s defaults: the released base model but for its classifier's pooling.
-    defaults: include_str!("configs/modernbert.json"),
     presets: || {
         let large = json!({
             "hidden_size": 1024,

@@ -18,11 +18,18 @@ use xtrain_graphs::op::Gelu;
 pub(crate) const FAMILY: Family = Family {
     name: "RoBERTa",
     model_type: "roberta",
+    // The released base model. `RobertaConfig`'s own defaults are BERT's sizes, which nobody trains.
+    defaults: &[
+        r#"{
+          "architectures": ["RobertaForMaskedLM"], "model_type": "roberta", "vocab_size": 50265,
+          "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+          "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2
+        }"#,
+        bert::FAMILY.defaults[0],
+    ],
     organization: "FacebookAI",
     class_prefix: "Roberta",
     kind: Kind::Encoder,
-    // The released base model. `RobertaConfig`'s own defaults are BERT's sizes, which nobody trains.
-    defaults: include_str!("configs/roberta.json"),
     presets,
     names: bert::NAMES,
     build,

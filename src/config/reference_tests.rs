@@ -1,5 +1,5 @@
-//! The reference page `docs/flags.md`, written from the flag table. A test fails when the page is
-//! out of date; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`.
+//! The reference pages `docs/flags.md`, written from the flag table, and the table of docs/models.md, from the families. A test fails when one is
+//! out of date; to write them anew run `XTRAIN_WRITE_DOCS=1 cargo test _page`.
 
 use super::command::COMMANDS;
 use super::flags::{Flag, Section, Support};
@@ -8,6 +8,7 @@ use super::lookup;
 use std::fmt::Write;
 use std::path::Path;
 use xtrain_graphs::optim::{OPTIMIZERS, OptimizerKind};
+use xtrain_models::{HeadKind, MODEL_TYPES, default_config, preset, presets};
 
 /// The page, as Markdown.
 fn markdown() -> String {
@@ -164,5 +165,52 @@ fn flags_page_is_up_to_date() {
     assert!(
         written == markdown(),
         "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`"
+    );
+}
+
+/// The table of docs/models.md: a row for each family.
+fn families() -> String {
+    let mut table = String::from(
+        "| `model_type` | released sizes that `--config_name` knows | trained for |\n|---|---|---|\n",
+    );
+    let heads = [
+        HeadKind::CausalLm,
+        HeadKind::MaskedLm,
+        HeadKind::SequenceClassification { labels: 2 },
+        HeadKind::TokenClassification { labels: 2 },
+    ];
+    for model_type in MODEL_TYPES {
+        let is_of_family = |name: &&str| {
+            preset(name).unwrap().get("model_type") == Some(&serde_json::json!(model_type))
+        };
+        let sizes: Vec<&str> = presets().filter(is_of_family).collect();
+        let config = || default_config(model_type).unwrap();
+        let heads = heads
+            .into_iter()
+            .filter(|head| xtrain_models::build(config(), *head).is_ok());
+        let heads: Vec<String> = heads.map(|head| head.to_string()).collect();
+        let _ = writeln!(
+            table,
+            "| `{model_type}` | {} | {} |",
+            sizes.join(", "),
+            heads.join(", ")
+        );
+    }
+    table
+}
+
+#[test]
+fn models_page_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once("| `model_type` |").unwrap();
+    let (_, tail) = rest.split_once("\n\n").unwrap();
+    let expected = format!("{head}{}\n{tail}", families());
+    if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(&path).unwrap() == expected,
+        "docs/models.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test models_page`"
     );
 }

@@ -111,7 +111,7 @@ const fn family(
             sequence: Some("ForSequenceClassification"),
             token: Some("ForTokenClassification"),
         },
-        defaults: "",
+        defaults: &[],
         presets: Vec::new,
         names: &[],
         build: |_, _, _| unreachable!("every family has its own"),
@@ -126,36 +126,88 @@ const fn family(
 
 // The configurations of the families are transformers' defaults, without what follows from others.
 
+/// What most of them share.
+const COMMON: &str = r#"{
+  "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+  "initializer_range": 0.02, "rms_norm_eps": 1e-06, "use_cache": true, "pad_token_id": null,
+  "bos_token_id": 1, "tie_word_embeddings": false, "attention_dropout": 0.0,
+  "rope_theta": 10000.0, "torch_dtype": "float32"
+}"#;
+
 pub(crate) const LLAMA: Family = Family {
-    defaults: include_str!("../configs/llama.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000,
+          "intermediate_size": 11008, "num_key_value_heads": null, "head_dim": null,
+          "hidden_act": "silu", "max_position_embeddings": 2048, "eos_token_id": 2,
+          "attention_bias": false, "mlp_bias": false
+        }"#,
+        COMMON,
+    ],
     presets: llama_presets,
     build: |config, read, head| Llama::build(&LLAMA_SWITCHES, config, read, head),
     ..family("Llama", "llama", "meta-llama", "Llama")
 };
 
 pub(crate) const MISTRAL: Family = Family {
-    defaults: include_str!("../configs/mistral.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32000,
+          "intermediate_size": 14336, "num_key_value_heads": 8, "head_dim": null,
+          "hidden_act": "silu", "max_position_embeddings": 131072, "eos_token_id": 2,
+          "sliding_window": 4096
+        }"#,
+        COMMON,
+    ],
     presets: mistral_presets,
     build: |config, read, head| Llama::build(&MISTRAL_SWITCHES, config, read, head),
     ..family("Mistral", "mistral", "mistralai", "Mistral")
 };
 
 pub(crate) const QWEN2: Family = Family {
-    defaults: include_str!("../configs/qwen2.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936,
+          "intermediate_size": 22016, "num_key_value_heads": 32, "hidden_act": "silu",
+          "max_position_embeddings": 32768, "use_sliding_window": false, "sliding_window": 4096,
+          "max_window_layers": 28, "bos_token_id": null, "eos_token_id": null
+        }"#,
+        COMMON,
+    ],
     presets: qwen2_presets,
     build: |config, read, head| Llama::build(&QWEN2_SWITCHES, config, read, head),
     ..family("Qwen2", "qwen2", "Qwen", "Qwen2")
 };
 
 pub(crate) const QWEN3: Family = Family {
-    defaults: include_str!("../configs/qwen3.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936,
+          "intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128,
+          "hidden_act": "silu", "max_position_embeddings": 32768, "attention_bias": false,
+          "use_sliding_window": false, "sliding_window": 4096, "max_window_layers": 28,
+          "bos_token_id": null, "eos_token_id": null
+        }"#,
+        COMMON,
+    ],
     presets: qwen3_presets,
     build: |config, read, head| Llama::build(&QWEN3_SWITCHES, config, read, head),
     ..family("Qwen3", "qwen3", "Qwen", "Qwen3")
 };
 
 pub(crate) const SMOLLM3: Family = Family {
-    defaults: include_str!("../configs/smollm3.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3",
+          "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+          "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+          "hidden_act": "silu", "max_position_embeddings": 32768, "pad_token_id": 128004,
+          "bos_token_id": 128000, "eos_token_id": 128001, "use_sliding_window": false,
+          "sliding_window": null, "no_rope_layer_interval": 4, "attention_bias": false,
+          "mlp_bias": false, "tie_word_embeddings": true, "rope_theta": 2000000.0
+        }"#,
+        COMMON,
+    ],
     presets: smollm3_presets,
     build: |config, read, head| Llama::build(&SMOLLM3_SWITCHES, config, read, head),
     ..family("SmolLM3", "smollm3", "HuggingFaceTB", "SmolLM3")
@@ -168,20 +220,51 @@ pub(crate) const GRANITE: Family = Family {
         sequence: None,
         token: None,
     },
-    defaults: include_str!("../configs/granite.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["GraniteForCausalLM"], "model_type": "granite", "vocab_size": 32000,
+          "intermediate_size": 11008, "num_key_value_heads": null, "hidden_act": "silu",
+          "max_position_embeddings": 2048, "eos_token_id": 2, "attention_bias": false,
+          "mlp_bias": false, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
+          "residual_multiplier": 1.0, "attention_multiplier": 1.0
+        }"#,
+        COMMON,
+    ],
     build: |config, read, head| Llama::build(&GRANITE_SWITCHES, config, read, head),
     ..family("Granite", "granite", "ibm-granite", "Granite")
 };
 
 pub(crate) const GEMMA: Family = Family {
-    defaults: include_str!("../configs/gemma.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "vocab_size": 256000,
+          "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+          "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+          "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "pad_token_id": 0,
+          "eos_token_id": 1, "bos_token_id": 2, "tie_word_embeddings": true,
+          "attention_bias": false, "use_bidirectional_attention": null
+        }"#,
+        COMMON,
+    ],
     presets: gemma_presets,
     build: |config, read, head| Llama::build(&GEMMA_SWITCHES, config, read, head),
     ..family("Gemma", "gemma", "google", "Gemma")
 };
 
 pub(crate) const GEMMA2: Family = Family {
-    defaults: include_str!("../configs/gemma2.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000,
+          "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+          "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+          "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+          "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "tie_word_embeddings": true,
+          "attention_bias": false, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+          "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+          "use_bidirectional_attention": null
+        }"#,
+        COMMON,
+    ],
     presets: gemma2_presets,
     build: |config, read, head| Llama::build(&GEMMA2_SWITCHES, config, read, head),
     ..family("Gemma 2", "gemma2", "google", "Gemma2")
@@ -193,14 +276,36 @@ pub(crate) const GEMMA3: Family = Family {
         sequence: Some("TextForSequenceClassification"),
         token: None,
     },
-    defaults: include_str!("../configs/gemma3_text.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+          "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+          "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+          "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+          "max_position_embeddings": 131072, "pad_token_id": 0, "eos_token_id": 1,
+          "bos_token_id": 2, "tie_word_embeddings": true, "attention_bias": false,
+          "query_pre_attn_scalar": 256, "sliding_window": 4096, "final_logit_softcapping": null,
+          "attn_logit_softcapping": null, "use_bidirectional_attention": false,
+          "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6
+        }"#,
+        COMMON,
+    ],
     presets: gemma3_presets,
     build: |config, read, head| Llama::build(&GEMMA3_SWITCHES, config, read, head),
     ..family("Gemma 3", "gemma3_text", "google", "Gemma3")
 };
 
 pub(crate) const PHI3: Family = Family {
-    defaults: include_str!("../configs/phi3.json"),
+    defaults: &[
+        r#"{
+          "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 32064,
+          "hidden_size": 3072, "intermediate_size": 8192, "num_key_value_heads": null,
+          "hidden_act": "silu", "max_position_embeddings": 4096, "resid_pdrop": 0.0,
+          "embd_pdrop": 0.0, "rms_norm_eps": 1e-05, "eos_token_id": 32000,
+          "pad_token_id": 32000, "sliding_window": null
+        }"#,
+        COMMON,
+    ],
     presets: phi3_presets,
     build: |config, read, head| Llama::build(&PHI3_SWITCHES, config, read, head),
     ..family("Phi-3", "phi3", "microsoft", "Phi3")
