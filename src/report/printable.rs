@@ -13,22 +13,18 @@ pub fn printable(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let lines = text.split('\n').map(|line| {
+        let line: String = line.chars().flat_map(escaped).collect();
         let characters = line.chars().count();
         if characters <= LONGEST {
-            return line.chars().flat_map(escaped).collect::<String>();
+            return line;
         }
         let half = LONGEST / 2;
-        let end = line.char_indices().nth(half).map_or(0, |(at, _)| at);
-        let start = line
-            .char_indices()
-            .nth(characters - half)
-            .map_or(0, |(at, _)| at);
-        let shown = |part: &str| part.chars().flat_map(escaped).collect::<String>();
-        let left_out = characters - 2 * half;
+        let at = |character| line.char_indices().nth(character).map_or(0, |(at, _)| at);
         format!(
-            "{} [{left_out} more characters] {}",
-            shown(&line[..end]),
-            shown(&line[start..])
+            "{} [{} more characters] {}",
+            &line[..at(half)],
+            characters - 2 * half,
+            &line[at(characters - half)..]
         )
     });
     Cow::Owned(lines.collect::<Vec<_>>().join("\n"))
@@ -60,5 +56,7 @@ mod tests {
             "{cut}"
         );
         assert!(cut.contains(" [4012 more characters] "), "{cut}");
+        let long = format!("it has {}", "\0".repeat(800));
+        assert!(printable(&long).chars().count() < 1100);
     }
 }
