@@ -40,6 +40,7 @@ mod roberta;
 mod rotary;
 mod tensor_parallel;
 mod weights;
+mod xlm_roberta;
 
 pub use activation::Activation;
 pub use axis::Axis;
@@ -67,6 +68,7 @@ const FAMILIES: &[Family] = &[
     gpt_neox::FAMILY,
     bert::FAMILY,
     roberta::FAMILY,
+    xlm_roberta::FAMILY,
     albert::FAMILY,
     distilbert::FAMILY,
     modernbert::FAMILY,

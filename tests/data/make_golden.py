@@ -96,8 +96,10 @@ CASES = [
     ("gpt_neox-sequential", hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**NEOX | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, hidden_act="gelu_new",
                                                       rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=100.0, partial_rotary_factor=0.5))), 12),
     ("gpt_neox-token-cls", hf.GPTNeoXForTokenClassification, hf.GPTNeoXConfig(**NEOX | LABELS | dict(pad_token_id=1)), 12),
+    ("xlm_roberta-mlm", hf.XLMRobertaForMaskedLM, hf.XLMRobertaConfig(**ROBERTA), 12),
+    ("xlm_roberta-token-cls", hf.XLMRobertaForTokenClassification, hf.XLMRobertaConfig(**ROBERTA | LABELS), 12),
 ]
-ENCODERS = {"bert", "roberta", "albert", "distilbert", "modernbert"}
+ENCODERS = {"bert", "roberta", "xlm-roberta", "albert", "distilbert", "modernbert"}
 
 
 def write_json(path, value):

@@ -193,6 +193,11 @@ def roberta(draw):
     return classes("Roberta", language="ForMaskedLM"), hf.RobertaConfig, encoder(draw) | BERT_DROPOUT | more
 
 
+def xlm_roberta(draw):
+    _, _, config = roberta(draw)
+    return classes("XLMRoberta", language="ForMaskedLM"), hf.XLMRobertaConfig, config
+
+
 def albert(draw):
     config = encoder(draw) | dict(embedding_size=draw.choice([3, 8, 16]), hidden_act=draw.choice(["gelu_new", *ACTIVATIONS]), inner_group_num=draw.choice([1, 1, 2]),
                                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout_prob=0.0, type_vocab_size=draw.choice([1, 2]),
@@ -254,7 +259,7 @@ def gpt_neo(draw):
 OF_SOME = dict(mlp_bias=True, use_sliding_window=False, no_rope_layers=[0] * 4, no_rope_layer_interval=2, query_pre_attn_scalar=3, attn_logit_softcapping=0.5,
                final_logit_softcapping=0.5, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=2.0)
 
-FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj, gpt_neox]
+FAMILIES = [llama, mistral, qwen2, qwen3, smollm3, granite, gemma, gemma2, gemma3_text, phi3, modernbert, bert, roberta, albert, distilbert, gpt2, gpt_neo, gptj, gpt_neox, xlm_roberta]
 
 
 def respell(draw, config):
