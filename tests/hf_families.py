@@ -135,7 +135,7 @@ def with_tokenizer(name, folder):
 def check(args, family, scratch):
     draw = drawn.Draw(f"{family.__name__}-{args.seed}")
     names, config_class, settings = family(draw)
-    encoder = family.__name__ in golden.ENCODERS
+    encoder = config_class.model_type in golden.ENCODERS
     kind = Sequences() if encoder else Language()
     file = kind.files(scratch)
     positions = "n_positions" if "n_positions" in settings else "max_position_embeddings"
