@@ -146,7 +146,7 @@ struct AttentionLoops {
 
   template <class O>
   static void PackTo(bool is_bf16, const Source& source, int64_t r0, int64_t panels, int64_t k_words, uint32_t* to) {
-    Gemm<K>::template PackAs<O>(is_bf16, source, r0, panels, 0, k_words, to);
+    Gemm<K>::template PackAs<O>(is_bf16, source, r0, panels, 0, k_words, to, O::PanelWords(k_words));
   }
 
   // A head's rows as an operand whose k is D, or (`Down`) whose k is the rows.

@@ -12,11 +12,13 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "matmul.h"
 #include "one_pass.h"
+#include "pack.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace xla::ffi {
@@ -60,6 +62,43 @@ class Crew {
   std::condition_variable left_;
   int64_t inside_ = 0;
   bool closed_ = false;
+};
+
+// Memory for as long as a call takes, from those that earlier calls gave back: as many as ran at once, with the size of the
+// largest.
+class Loan {
+ public:
+  explicit Loan(int64_t words) {
+    if (words == 0) return;
+    {
+      std::lock_guard<std::mutex> lock(Mutex());
+      if (!Free().empty()) scratch_ = std::move(Free().back()), Free().pop_back();
+    }
+    if (scratch_ == nullptr) scratch_ = std::make_unique<Scratch>();
+    words_ = scratch_->Words(words);
+  }
+
+  ~Loan() {
+    if (scratch_ == nullptr) return;
+    std::lock_guard<std::mutex> lock(Mutex());
+    Free().push_back(std::move(scratch_));
+  }
+
+  uint32_t* words() const { return words_; }
+
+ private:
+  // Never destroyed: threads of the pool may outlive what the library destroys at exit.
+  static std::mutex& Mutex() {
+    static auto& mutex = *new std::mutex;
+    return mutex;
+  }
+  static std::vector<std::unique_ptr<Scratch>>& Free() {
+    static auto& free = *new std::vector<std::unique_ptr<Scratch>>;
+    return free;
+  }
+
+  std::unique_ptr<Scratch> scratch_;
+  uint32_t* words_ = nullptr;
 };
 
 // `work`, which claims parts, on as many of the pool's threads as there are parts for.
@@ -133,8 +172,15 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const Plan plan = implementation->plan(x, static_cast<int>(threads));
-  return OnAllThreads(pool, plan.parts, "xtrain.matmul", [implementation, x, plan](std::atomic<int64_t>& next) {
-    implementation->work(x, plan, next);
+  std::optional<Loan> loan;
+  auto packed = std::make_shared<Packed>();
+  try {
+    packed->words = loan.emplace(plan.a_words + plan.b_words).words();
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "xtrain.matmul: out of memory");
+  }
+  return OnAllThreads(pool, plan.Claims(), "xtrain.matmul", [implementation, x, plan, packed](std::atomic<int64_t>& next) {
+    implementation->work(x, plan, *packed, next);
   });
 }
 

@@ -9,12 +9,15 @@
 //   k in steps of kStep   kStep words of that panel stay in the L1 cache
 //   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kStep, panels of A streaming from L2
 //
-// So a part packs each operand once. Between two steps of k, C's sums wait in f32 in a buffer, as the kernel stores its
-// registers: those of a panel of B in L2, those of a part in L3. They resume exactly where they were, so that blocking
-// changes no bit. The last step writes C.
+// An operand that several parts read is packed before all of them, by all threads together, if L3 holds it: then the steps over
+// k and m only choose what of it is read. So a part packs what no other reads, or what is too large.
+// Between two steps of k, C's sums wait in f32 in a buffer, as the kernel stores its registers: those of a panel of B in L2,
+// those of a part in L3. They resume exactly where they were, so that blocking changes no bit. The last step writes C.
 
 #ifndef XTRAIN_CPP_KERNELS_GEMM_H_
 #define XTRAIN_CPP_KERNELS_GEMM_H_
+
+#include <sched.h>
 
 #include <cstring>
 
@@ -50,26 +53,34 @@ struct Gemm {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
   // What B's block and C's sums may take of L3, each.
   static constexpr int64_t kPartWords = 1 << 20;
+  // What an operand may take of L3 that is packed once for all parts, and about what a piece of it has.
+  static constexpr int64_t kSharedWords = 2 << 20, kPieceWords = 16 << 10;
 
   static Plan MakePlan(const Matmul& x, int threads) {
-    Plan plan;
+    Plan plan = {};
     const int64_t words = CeilDiv(x.k, kPerWord);
     plan.kc = Even(words, K::kKc, 16);
     const bool resumes = plan.kc < words;
     const int64_t batches = x.batch[0] * x.batch[1];
-    // The division of one matrix into parts that packs least: A is packed for each part of n, B for each part of m. Two parts
-    // for every thread, if they are worth it, so that a thread which the system holds up is not waited for.
+    // The division of one matrix into parts that packs least: A is packed for each part of n, B for each part of m, if not once
+    // for all, and what is packed is read as often, which costs less. Two parts for every thread, if they are worth it, so that a
+    // thread which the system holds up is not waited for.
     const int64_t m_most = CeilDiv(x.m, K::kMr), n_most = CeilDiv(x.n, K::kNr);
+    const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
+    const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
+    const bool shares_a = batches == 1 && all_a.Words() <= kSharedWords, shares_b = batches == 1 && all_b.Words() <= kSharedWords;
     const int64_t wanted = CeilDiv(threads == 1 ? 1 : 2 * threads, batches);
     double least = 0;
     for (int64_t m_parts = 1, n_parts = 1; m_parts <= m_most; ++m_parts) {
       const int64_t mt = CeilDiv(m_most, m_parts) * K::kMr;
       n_parts = CeilDiv(wanted, m_parts);
-      n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / plan.kc, K::kNr)));
+      const bool packs_b = !shares_b || mt >= x.m;
+      if (packs_b) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / plan.kc, K::kNr)));
       if (resumes) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / mt, K::kNr)));
       n_parts = std::min(n_parts, n_most);
       const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
-      const double packed = static_cast<double>(CeilDiv(x.n, nt)) * x.m + static_cast<double>(CeilDiv(x.m, mt)) * x.n;
+      const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
+      const double packed = (shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
       // Fewer than wanted is worse than any packing.
       const double cost = packed / std::min(wanted, CeilDiv(x.n, nt) * CeilDiv(x.m, mt));
       if (m_parts == 1 || cost < least) least = cost, plan.mt = mt, plan.nt = nt;
@@ -79,16 +90,49 @@ struct Gemm {
     plan.m_parts = CeilDiv(x.m, plan.mt);
     plan.n_parts = CeilDiv(x.n, plan.nt);
     plan.parts = batches * plan.m_parts * plan.n_parts;
+    if (shares_a && plan.n_parts > 1) plan.a_words = all_a.Words(), plan.a_pieces = all_a.Pieces();
+    if (shares_b && plan.m_parts > 1) plan.b_words = all_b.Words(), plan.b_pieces = all_b.Pieces();
     return plan;
   }
 
+  // A whole operand, packed by all threads together: for each step of kc along k, its panels. A piece is some words of k of some
+  // panels, of neighbours in memory as many as fit: words of a row, or rows of a word.
+  template <class O>
+  struct Whole {
+    int64_t panels, words, kc;
+    int64_t piece_panels, piece_words;
+
+    Whole(int64_t rows, int64_t words, int64_t kc, int64_t k_stride) : panels(CeilDiv(rows, O::kRows)), words(words), kc(kc) {
+      piece_panels = k_stride == 1 ? kPieceWords / O::PanelWords(kc) : kPieceWords / (16 * O::kRows);
+      piece_panels = std::min(std::max<int64_t>(piece_panels, 1), panels);
+      piece_words = k_stride == 1 ? kc : std::max<int64_t>(kPieceWords / (piece_panels * O::kRows * 16), 1) * 16;
+    }
+
+    int64_t Words() const { return panels * O::PanelWords(words); }
+
+    int64_t Pieces() const { return CeilDiv(words, kc) * CeilDiv(panels, piece_panels) * CeilDiv(kc, piece_words); }
+
+    // Where a panel of the step from k0 on is; all steps before it have kc words, a multiple of 16.
+    int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kRows + panel * O::PanelWords(std::min(kc, words - k0)); }
+
+    void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to) const {
+      const int64_t of_panels = CeilDiv(panels, piece_panels), of_words = CeilDiv(kc, piece_words);
+      const int64_t k0 = piece / (of_panels * of_words) * kc, here = std::min(kc, words - k0);
+      const int64_t panel = piece / of_words % of_panels * piece_panels, k = piece % of_words * piece_words;
+      if (k >= here) return;
+      PackAs<O>(is_bf16, s, panel * O::kRows, std::min(piece_panels, panels - panel), k0 + k, std::min(piece_words, here - k),
+                to + At(panel, k0) + k * O::kRows, O::PanelWords(here));
+    }
+  };
+
   // `is_bf16`: what is in memory.
   template <class O>
-  static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+  static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
+                     int64_t panel_words) {
     if constexpr (K::kPairs) {
-      if (is_bf16) return Pack<O, true, true>(s, r0, panels, k0, words, to);
+      if (is_bf16) return Pack<O, true, true>(s, r0, panels, k0, words, to, panel_words);
     }
-    Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to);
+    Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to, panel_words);
   }
 
   // C as the kernel stores its registers.
@@ -99,17 +143,41 @@ struct Gemm {
     }
   }
 
-  static void Work(const Matmul& x, const Plan& plan, std::atomic<int64_t>& next) {
+  static void Work(const Matmul& x, const Plan& plan, Packed& packed, std::atomic<int64_t>& next) {
     static thread_local Scratch a_scratch, b_scratch, c_scratch;
     const int64_t words = CeilDiv(x.k, kPerWord);
     const int64_t m_panels = plan.mt / K::kMr, n_panels = plan.nt / K::kNr, block = plan.mc / K::kMr;
-    uint32_t* a = a_scratch.Words(block * K::A::PanelWords(plan.kc));
-    uint32_t* b = b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
+    uint32_t* a = plan.a_pieces > 0 ? nullptr : a_scratch.Words(block * K::A::PanelWords(plan.kc));
+    uint32_t* b = plan.b_pieces > 0 ? nullptr : b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
     const bool resumes = plan.kc < words;
     if (resumes || K::kStep < words || x.continues) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
+    const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
+    const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
+    const int64_t pieces = plan.a_pieces + plan.b_pieces;
+    int64_t claim = next.fetch_add(1, std::memory_order_relaxed);
+    if (pieces > 0) {
+      const Source sa = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k}, sb = {x.b, x.b_strides[3], x.b_strides[2], x.n, x.k};
+      for (; claim < pieces; claim = next.fetch_add(1, std::memory_order_relaxed)) {
+        if (claim < plan.a_pieces) {
+          all_a.Pack(x.a_bf16, sa, claim, packed.words);
+        } else {
+          all_b.Pack(x.b_bf16, sb, claim - plan.a_pieces, packed.words + plan.a_words);
+        }
+        packed.pieces.fetch_add(1, std::memory_order_release);
+      }
+      // Whoever claimed a piece is packing it.
+      for (int spins = 0; packed.pieces.load(std::memory_order_acquire) < pieces; ++spins) {
+        if (spins < 1000) {
+          __builtin_ia32_pause();
+        } else {
+          sched_yield();
+        }
+      }
+    }
     typename K::State state;
-    for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < plan.parts;) {
+    for (; claim < plan.Claims(); claim = next.fetch_add(1, std::memory_order_relaxed)) {
+      const int64_t part = claim - pieces;
       const int64_t of_m = part / plan.n_parts;
       const int64_t batch = of_m / plan.m_parts;
       const int64_t p = batch / x.batch[1], q = batch % x.batch[1];
@@ -126,10 +194,18 @@ struct Gemm {
         const int64_t kc = std::min(plan.kc, words - k0);
         const bool first = k0 == 0, last = k0 + kc >= words;
         const int64_t a_words = K::A::PanelWords(kc), b_words = K::B::PanelWords(kc);
-        PackAs<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b);
+        const uint32_t* right = packed.words + plan.a_words + all_b.At(n0 / K::kNr, k0);
+        if (plan.b_pieces == 0) {
+          PackAs<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b, b_words);
+          right = b;
+        }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
-          PackAs<typename K::A>(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
+          const uint32_t* left = packed.words + all_a.At(m0 / K::kMr + i0, k0);
+          if (plan.a_pieces == 0) {
+            PackAs<typename K::A>(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a, a_words);
+            left = a;
+          }
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
@@ -141,7 +217,7 @@ struct Gemm {
                 float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, sums);
-                K::Tile(x, a + (i - i0) * a_words + k * K::kMr, b + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
+                K::Tile(x, left + (i - i0) * a_words + k * K::kMr, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
                         begins && !x.continues ? nullptr : sums, ends ? nullptr : sums, at, rows, columns);
               }
             }

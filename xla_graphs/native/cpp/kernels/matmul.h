@@ -36,15 +36,29 @@ enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAv
 // How a matmul is divided into parts that any thread may compute.
 struct Plan {
   int64_t mt, nt;  // rows and columns of a part
-  int64_t mc, kc;  // rows of A, and words of k, that are packed at a time
+  int64_t mc, kc;  // rows of A, and words of k, that are taken at a time
   int64_t m_parts, n_parts, parts;
+  // An operand that several parts read is packed once for all of them, in pieces that any thread may pack; these are 0 for
+  // one that each part packs for itself.
+  int64_t a_pieces, b_pieces;
+  int64_t a_words, b_words;  // of the packed operands, 4 bytes each
+
+  // What there is to claim: pieces, then parts.
+  int64_t Claims() const { return a_pieces + b_pieces + parts; }
 };
 
-// One kernel: `plan` for this many threads, then `work` on each thread, which claims parts from `next` until none is left.
+// What the threads of one call pack together.
+struct Packed {
+  uint32_t* words = nullptr;  // the plan's `a_words`, then its `b_words`
+  std::atomic<int64_t> pieces{0};  // that are there
+};
+
+// One kernel: `plan` for this many threads, then `work` on each thread, which claims pieces and parts from `next` until none is
+// left.
 // Attention is built on the same tile; without functions where a kernel has none.
 struct Implementation {
   Plan (*plan)(const Matmul&, int threads);
-  void (*work)(const Matmul&, const Plan&, std::atomic<int64_t>& next);
+  void (*work)(const Matmul&, const Plan&, Packed&, std::atomic<int64_t>& next);
   AttentionImplementation attention;
 };
 

@@ -24,6 +24,7 @@ class Scratch {
   uint32_t* Words(int64_t words) {
     if (words > words_) {
       std::free(data_);
+      words_ = 0;
       const size_t bytes = (static_cast<size_t>(words) * 4 + 4095) / 4096 * 4096;
       data_ = static_cast<uint32_t*>(std::aligned_alloc(4096, bytes));
       if (data_ == nullptr) throw std::bad_alloc();

@@ -19,13 +19,14 @@ struct Order {
   static int64_t PanelWords(int64_t words) { return kR * words; }
 };
 
-// Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, one panel after the other; what is not there is zero.
+// Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, each `panel_words` behind the one before; what is not
+// there is zero.
 template <class O, bool kPairs, bool kBf16>
-void Pack(const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+void Pack(const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to, int64_t panel_words) {
   static_assert(!kPairs && !kBf16, "f32 only");
   constexpr int kR = O::kRows;
   const uint32_t* from = static_cast<const uint32_t*>(s.data);
-  for (int64_t p = 0; p < panels; ++p, to += O::PanelWords(words)) {
+  for (int64_t p = 0; p < panels; ++p, to += panel_words) {
     const int64_t r = r0 + p * kR, rows = std::min<int64_t>(kR, s.r_size - r);
     const uint32_t* panel = from + r * s.r_stride + k0 * s.k_stride;
     const int64_t there = std::max<int64_t>(0, std::min(words, s.k_size - k0));

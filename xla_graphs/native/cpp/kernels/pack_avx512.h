@@ -172,11 +172,10 @@ struct Order {
   }
 };
 
-// Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, one panel after the other.
+// Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, each `panel_words` behind the one before.
 template <class O, bool kPairs, bool kBf16>
-void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to, int64_t panel_words) {
   const Source s = source;
-  const int64_t panel_words = O::PanelWords(words);
   if (s.k_stride == 1) {
     for (int64_t p = 0; p < panels; ++p) {
       for (int r = 0; r < O::kRows; r += 16) {

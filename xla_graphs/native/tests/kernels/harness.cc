@@ -19,6 +19,7 @@
 
 #include "../../cpp/kernels/matmul.h"
 #include "../../cpp/kernels/one_pass.h"
+#include "../../cpp/kernels/pack.h"
 
 using namespace xtrain::kernels;
 
@@ -47,10 +48,13 @@ float FromBf16(uint16_t x) {
 
 void Run(const Implementation& kernel, const Matmul& x, int threads) {
   const Plan plan = kernel.plan(x, threads);
+  static Scratch scratch;
+  Packed packed;
+  packed.words = scratch.Words(plan.a_words + plan.b_words);
   std::atomic<int64_t> next{0};
   std::vector<std::thread> helpers;
-  for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { kernel.work(x, plan, next); });
-  kernel.work(x, plan, next);
+  for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { kernel.work(x, plan, packed, next); });
+  kernel.work(x, plan, packed, next);
   for (std::thread& helper : helpers) helper.join();
 }
 
