@@ -83,9 +83,9 @@ set_text() {
   [[ -n $train && -f $valid ]] || die "$1 has not both: train.txt or train.txt.gz, and valid.txt"
 }
 
-# A small GPT-2 on text. The first word is xtrain's command.
+# A small GPT-2, or $model_type, on text. The first word is xtrain's command.
 on_text() {
-  "$xtrain" "$1" clm --model_type gpt2 --block_size 128 --per_device_train_batch_size 8 --tokenizer_name "$tokenizer" \
+  "$xtrain" "$1" clm --model_type "${model_type:-gpt2}" --block_size 128 --per_device_train_batch_size 8 --tokenizer_name "$tokenizer" \
     --train_file "$train" --do_train --disable_tqdm "${@:2}"
 }
 curve() { # command, further flags
@@ -95,6 +95,12 @@ curve() { # command, further flags
 # The same in bf16 with dropout in attention.
 dropping() { # command, further flags
   on_text "$1" --bf16 --config_overrides "$small,embd_pdrop=0,attn_pdrop=0.1,resid_pdrop=0" \
+    --learning_rate 1e-3 --max_steps "$steps" --logging_steps 10 --save_strategy no "${@:2}"
+}
+# Layers of Mistral in bf16 that see 32 tokens.
+windowed() { # command, further flags
+  local overrides='num_hidden_layers=4,hidden_size=256,num_attention_heads=4,num_key_value_heads=2,head_dim=64,intermediate_size=512'
+  model_type=mistral on_text "$1" --bf16 --config_overrides "$overrides,max_position_embeddings=128,sliding_window=32" \
     --learning_rate 1e-3 --max_steps "$steps" --logging_steps 10 --save_strategy no "${@:2}"
 }
 # With a learning rate of 0 and one batch nothing but the masks changes from step to step, so the losses must differ.

@@ -28,6 +28,7 @@ fn cuda_plugin() -> Option<PathBuf> {
 struct Bench {
     dir: tempfile::TempDir,
     plugin: PathBuf,
+    model_type: &'static str,
     sizes: &'static str,
 }
 
@@ -35,6 +36,9 @@ const SIZES: &str =
     "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0";
 const DROPPING: &str =
     "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0.1,resid_pdrop=0";
+
+const WINDOWS: &str = "num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,hidden_size=128,\
+                       intermediate_size=256,head_dim=64,max_position_embeddings=128,sliding_window=32";
 
 impl Bench {
     fn new(plugin: PathBuf) -> Self {
@@ -47,7 +51,17 @@ impl Bench {
         Bench {
             dir,
             plugin,
+            model_type: "gpt2",
             sizes: SIZES,
+        }
+    }
+
+    /// A model with a window of 32 tokens.
+    fn in_windows(self) -> Self {
+        Bench {
+            model_type: "mistral",
+            sizes: WINDOWS,
+            ..self
         }
     }
 
@@ -55,7 +69,7 @@ impl Bench {
         let mut command = xtrain();
         command.args(words.split_whitespace()).args([
             "--model_type",
-            "gpt2",
+            self.model_type,
             "--config_overrides",
             self.sizes,
         ]);
@@ -546,6 +560,11 @@ fn attention_is_cudnns_in_16_bits_without_dropout() {
         calls("--bf16 --attn_implementation eager").0,
         "0 cuDNN calls"
     );
+    let bench = bench.in_windows();
+    let run = bench.run("compile clm --device cuda --target h200 --bf16");
+    run.succeeded();
+    let train = run.stdout.split("train for h200").nth(1).unwrap();
+    assert_eq!(value(train, "attention"), "4 cuDNN calls");
 }
 
 /// A drop-out of attention weights is cuDNN's own only on request.
@@ -767,6 +786,13 @@ fn cudnn_takes_the_attention_calls() {
         "--target h200 --fp16",
         "--target a100-40g --bf16",
     ] {
+        let run = ask(&bench, &format!("compile clm {words}"));
+        run.succeeded();
+        let train = run.stdout.split("train for").nth(1).unwrap().to_string();
+        assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");
+    }
+    let bench = bench.in_windows();
+    for words in ["--target h200 --bf16", "--target a100-40g --fp16"] {
         let run = ask(&bench, &format!("compile clm {words}"));
         run.succeeded();
         let train = run.stdout.split("train for").nth(1).unwrap().to_string();

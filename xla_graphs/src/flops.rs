@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Composite, DotDims, Op};
+use crate::op::{Composite, DotDims, FusedAttention, Op};
 use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
             Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
-            Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
+            Op::FusedAttention(of) => attention(2, of, operand(0), operand(1)),
             Op::KernelAttention(call) => {
                 let [b, h, _, t, s, d] = call.sizes;
                 let matmuls = if call.is_backward() { 5.0 } else { 2.0 };
@@ -48,7 +48,7 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
                 continue;
             }
             // The scores recomputed, and two matmuls for each of theirs.
-            Op::FusedAttentionGrad(of) => attention(5, of.causal, operand(0), operand(1)),
+            Op::FusedAttentionGrad(of) => attention(5, of, operand(0), operand(1)),
             _ => continue,
         };
         let left = operand(0);
@@ -101,11 +101,16 @@ pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
     flops
 }
 
-/// This many matmuls of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
-/// kernels skip the rest.
-fn attention(matmuls: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
-    let all = 2.0 * matmuls as f64 * q.elements() as f64 * k.dims[1] as f64;
-    if causal { all / 2.0 } else { all }
+/// This many matmuls of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half and a
+/// window W keys for each query but the first W: the kernels skip the rest.
+fn attention(matmuls: usize, of: &FusedAttention, q: &Shape, k: &Shape) -> f64 {
+    let keys = k.dims[1] as f64;
+    let seen = match of.window {
+        Some(window) => f64::from(window) * (1.0 - f64::from(window) / keys / 2.0),
+        None if of.causal => keys / 2.0,
+        None => keys,
+    };
+    2.0 * matmuls as f64 * q.elements() as f64 * seen
 }
 
 /// What replicas hand each other in one kind of collective over one set of groups.

@@ -190,6 +190,8 @@ pub struct FusedAttention {
     pub scale: F64,
     /// As [`Attention::causal`].
     pub causal: bool,
+    /// As [`Attention::window`], shorter than the keys; only with `causal`.
+    pub window: Option<u32>,
     /// Something is added to the scores: a mask, in numbers.
     pub bias: bool,
     /// `None`: nothing is dropped.

@@ -54,8 +54,8 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
     let [t, d, s] = [q.dims[2], q.dims[3], k.dims[2]];
     matches!(q.dtype, DType::BF16 | DType::F16)
         && (attention.dropout.is_none() || target.fuses_dropout())
-        // cuDNN's windows are not tried yet; it has no soft cap.
-        && attention.window.is_none()
+        && takes_window(attention, s)
+        // There is no soft cap.
         && attention.soft_cap.is_none()
         && d.is_multiple_of(8)
         && d <= largest_head
@@ -64,6 +64,23 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
         && (!attention.key_mask || (t.is_multiple_of(2) && s.is_multiple_of(2)))
         && q.elements() > 0
         && k.elements() > 0
+}
+
+/// Whether the call leaves the keys out that the window does. It looks back from causal attention
+/// only. With a key mask beside it, rows that see no key would not be uniform over the keys that
+/// transformers has.
+fn takes_window(attention: &Attention, keys: usize) -> bool {
+    match window(attention, keys) {
+        None => true,
+        Some(window) => window > 0 && attention.causal && !attention.key_mask,
+    }
+}
+
+/// A window that some key lies outside of.
+fn window(attention: &Attention, keys: usize) -> Option<u32> {
+    attention
+        .window
+        .filter(|&window| (window as usize) < keys || !attention.causal)
 }
 
 /// Results of a call by their index. Workspaces, which come last, are the compiler's own.
@@ -169,6 +186,7 @@ impl Call {
         let of = FusedAttention {
             scale: attention.scale,
             causal: attention.causal,
+            window: window(attention, operands[1].dims()[2]),
             bias: bias.is_some(),
             dropout,
         };
@@ -402,6 +420,36 @@ mod tests {
     }
 
     #[test]
+    fn windows_look_back_from_causal_attention() {
+        let windows = |of: Attention| -> Vec<Option<u32>> {
+            let graph = step(of, DType::BF16, H200);
+            let calls = graph.nodes.iter().filter_map(|node| match node.op {
+                Op::FusedAttention(of) | Op::FusedAttentionGrad(of) => Some(of.window),
+                _ => None,
+            });
+            calls.collect()
+        };
+        let in_window = |window| Attention {
+            window: Some(window),
+            ..attention()
+        };
+        assert_eq!(windows(in_window(4)), [Some(4), Some(4)]);
+        // Every key is in it.
+        assert_eq!(windows(in_window(8)), [None, None]);
+        let key_mask = Attention {
+            key_mask: true,
+            ..in_window(4)
+        };
+        let to_both_sides = Attention {
+            causal: false,
+            ..in_window(4)
+        };
+        for of in [key_mask, to_both_sides, in_window(0)] {
+            assert_eq!(windows(of), []);
+        }
+    }
+
+    #[test]
     fn what_cudnn_does_not_take_is_written_out() {
         assert_eq!(calls(&step(attention(), DType::F32, H200)), (0, 0));
         assert_eq!(calls(&step(attention(), DType::BF16, Target::CPU)), (0, 0));
@@ -410,17 +458,6 @@ mod tests {
             ..CARD
         });
         assert_eq!(calls(&step(attention(), DType::BF16, plain)), (0, 0));
-        assert_eq!(
-            calls(&step(
-                Attention {
-                    window: Some(4),
-                    ..attention()
-                },
-                DType::BF16,
-                H200
-            )),
-            (0, 0)
-        );
         let shape = |dims: [usize; 4]| Shape::new(DType::BF16, dims);
         let takes = |of: Attention, q: [usize; 4], s: usize, capability| {
             let k = shape([q[0], q[1], s, q[3]]);

@@ -78,11 +78,13 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
         .iter()
         .map(|(name, dims)| format!(r#""{name}_dot_dimension_numbers":{dims}"#))
         .collect();
+    // Those of a position's keys that end with its own, itself among them; 0: all.
+    let window = of.window.unwrap_or(0);
     let (rate, seed) = of.dropout.map_or((0.0, 42), |dropout| {
         (dropout.rate.get(), i64::from(dropout.seed))
     });
     format!(
-        r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":{rate:?},"seed":"{seed}","mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":0,"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
+        r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":{rate:?},"seed":"{seed}","mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":{window},"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
         scale = of.scale.get(),
         products = products.join(",")
     )
