@@ -64,7 +64,7 @@ struct Gemm {
     const int64_t batches = x.batch[0] * x.batch[1];
     // The division of one matrix into parts that packs least: A is packed for each part of n, B for each part of m, if not once
     // for all, and what is packed is read as often, which costs less. Two parts for every thread, if they are worth it, so that a
-    // thread which the system holds up is not waited for.
+    // thread which the system holds up is not waited for, and no part that one thread computes while the others have none.
     const int64_t m_most = CeilDiv(x.m, K::kMr), n_most = CeilDiv(x.n, K::kNr);
     const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
     const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
@@ -81,8 +81,10 @@ struct Gemm {
       const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
       const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
       const double packed = (shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
-      // Fewer than wanted is worse than any packing.
-      const double cost = packed / std::min(wanted, CeilDiv(x.n, nt) * CeilDiv(x.m, mt));
+      // Packing every row and column once takes about a tenth of a matmul. Fewer than wanted is worse than any packing.
+      const int64_t parts = CeilDiv(x.m, mt) * CeilDiv(x.n, nt), rounds = CeilDiv(batches * parts, threads);
+      const double idle = static_cast<double>(rounds * threads) / (batches * parts);
+      const double cost = (10.0 * (x.m + x.n) + packed) * idle / std::min(wanted, parts);
       if (m_parts == 1 || cost < least) least = cost, plan.mt = mt, plan.nt = nt;
       if (m_parts >= wanted && n_parts == 1) break;
     }

@@ -1,8 +1,9 @@
 // The loops of a pass, compiled once for each instruction set: plain C++ that a compiler makes vectors of. Everything is in
 // an unnamed namespace, so that no unit can be linked to another's code.
 //
-// A block of 512 elements goes through all steps before the next: its values stay in the L1 cache, at 2 KB each. Operands
-// in f32 are read where they lie. Results are written when all steps are done, since they may lie over operands.
+// A block of 256 elements goes through all steps before the next: its values stay in the L1 cache, at 1 KB each. Scalars and
+// constants stay one number, and a product that only a sum reads is made with it: fewer loads and stores, and fewer loops
+// to begin. Operands in f32 are read where they lie. Results are written when all steps are done, since they may lie over operands.
 
 #ifndef XTRAIN_CPP_KERNELS_ONE_PASS_LOOPS_H_
 #define XTRAIN_CPP_KERNELS_ONE_PASS_LOOPS_H_
@@ -18,7 +19,7 @@
 namespace xtrain::kernels {
 namespace {
 
-constexpr int kBlock = 512;
+constexpr int kBlock = 256;
 constexpr int kLanes = 16;
 
 inline float FromBits(uint32_t bits) {
@@ -40,64 +41,139 @@ inline uint32_t Rounded(float value) {
   return value != value ? (bits | 0x400000) & 0xffff0000u : rounded;
 }
 
-template <class F>
-inline __attribute__((always_inline)) void Map1(const float* __restrict a, float* __restrict to, F f) {
-  for (int i = 0; i < kBlock; ++i) to[i] = f(a[i]);
+// A value that a step reads: kBlock numbers, or one that stands for all of them.
+struct Value {
+  const float* at;
+  bool is_one;
+};
+
+template <bool kOneA, bool kOneB, bool kOneC, class F>
+inline __attribute__((always_inline)) void Loop(const float* __restrict a, const float* __restrict b, const float* __restrict c,
+                                                float* __restrict to, F f) {
+  const float x = *a, y = *b, z = *c;
+  for (int i = 0; i < kBlock; ++i) to[i] = f(kOneA ? x : a[i], kOneB ? y : b[i], kOneC ? z : c[i]);
 }
 
+// `to` = f(a, b, c), which may leave out its last arguments.
 template <class F>
-inline __attribute__((always_inline)) void Map2(const float* __restrict a, const float* __restrict b, float* __restrict to, F f) {
-  for (int i = 0; i < kBlock; ++i) to[i] = f(a[i], b[i]);
+inline __attribute__((always_inline)) void Map(const Value* v, float* to, F f) {
+  const float *a = v[0].at, *b = v[1].at, *c = v[2].at;
+  switch (v[0].is_one + 2 * v[1].is_one + 4 * v[2].is_one) {
+    case 0:
+      return Loop<false, false, false>(a, b, c, to, f);
+    case 1:
+      return Loop<true, false, false>(a, b, c, to, f);
+    case 2:
+      return Loop<false, true, false>(a, b, c, to, f);
+    case 3:
+      return Loop<true, true, false>(a, b, c, to, f);
+    case 4:
+      return Loop<false, false, true>(a, b, c, to, f);
+    case 5:
+      return Loop<true, false, true>(a, b, c, to, f);
+    case 6:
+      return Loop<false, true, true>(a, b, c, to, f);
+    default:
+      return Loop<true, true, true>(a, b, c, to, f);
+  }
 }
 
-inline void Compute(const Step& step, const float* a, const float* b, const float* c, float* to) {
-  switch (step.kind) {
+// Where a sum or difference has a product that nobody else reads: x * y and z then.
+enum class Product { kNone, kFirst, kSecond };
+
+// A step as it is executed, on values a, b, c to value `to`.
+struct Move {
+  StepKind kind;
+  Product product;
+  int64_t reads[3];
+  int count;
+  int64_t to;
+};
+
+// The steps, with products in the sums that alone read them.
+inline std::vector<Move> Moves(const OnePass& pass) {
+  const int64_t operands = pass.operands.size(), values = operands + pass.steps.size();
+  std::vector<int> readers(values);
+  for (const Step& step : pass.steps) {
+    const int64_t reads[] = {step.a, step.b, step.c};
+    for (int r = 0; r < Reads(step.kind); ++r) ++readers[reads[r]];
+  }
+  for (const PassResult& result : pass.results) ++readers[result.value];
+  const auto is_product = [&](int64_t v) {
+    return v >= operands && pass.steps[v - operands].kind == StepKind::kMultiply && readers[v] == 1;
+  };
+  std::vector<Move> moves;
+  std::vector<char> inside(values);
+  for (int64_t v = values - 1; v >= operands; --v) {
+    const Step& step = pass.steps[v - operands];
+    if (step.kind == StepKind::kConstant || inside[v]) continue;
+    Move move = {step.kind, Product::kNone, {step.a, step.b, step.c}, Reads(step.kind), v};
+    if (step.kind == StepKind::kAdd || step.kind == StepKind::kSubtract) {
+      move.product = is_product(step.a) ? Product::kFirst : is_product(step.b) ? Product::kSecond : Product::kNone;
+    }
+    if (move.product != Product::kNone) {
+      const bool is_first = move.product == Product::kFirst;
+      const int64_t product = is_first ? step.a : step.b;
+      const Step& of = pass.steps[product - operands];
+      inside[product] = 1, move.count = 3;
+      move.reads[0] = of.a, move.reads[1] = of.b, move.reads[2] = is_first ? step.b : step.a;
+    }
+    moves.push_back(move);
+  }
+  std::reverse(moves.begin(), moves.end());
+  return moves;
+}
+
+inline void Compute(const Move& move, const Value* v, float* to) {
+  switch (move.kind) {
     case StepKind::kConstant:
       return;  // made once
     case StepKind::kRound:
-      return Map1(a, to, [](float x) { return FromBits(Rounded(x)); });
+      return Map(v, to, [](float x, float, float) { return FromBits(Rounded(x)); });
     case StepKind::kSelect:
-      for (int i = 0; i < kBlock; ++i) to[i] = a[i] != 0 ? b[i] : c[i];
-      return;
+      return Map(v, to, [](float x, float y, float z) { return x != 0 ? y : z; });
     case StepKind::kNegate:
-      return Map1(a, to, [](float x) { return -x; });
+      return Map(v, to, [](float x, float, float) { return -x; });
     case StepKind::kAbs:
-      return Map1(a, to, [](float x) { return FromBits(Bits(x) & 0x7fffffff); });
+      return Map(v, to, [](float x, float, float) { return FromBits(Bits(x) & 0x7fffffff); });
     case StepKind::kSign:
-      return Map1(a, to, [](float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; });
+      return Map(v, to, [](float x, float, float) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; });
     case StepKind::kSqrt:
-      return Map1(a, to, [](float x) { return std::sqrt(x); });
+      return Map(v, to, [](float x, float, float) { return std::sqrt(x); });
     case StepKind::kRsqrt:
-      return Map1(a, to, [](float x) { return 1.0f / std::sqrt(x); });
+      return Map(v, to, [](float x, float, float) { return 1.0f / std::sqrt(x); });
     case StepKind::kAdd:
-      return Map2(a, b, to, [](float x, float y) { return x + y; });
+      if (move.product == Product::kFirst) return Map(v, to, [](float x, float y, float z) { return x * y + z; });
+      if (move.product == Product::kSecond) return Map(v, to, [](float x, float y, float z) { return z + x * y; });
+      return Map(v, to, [](float x, float y, float) { return x + y; });
     case StepKind::kSubtract:
-      return Map2(a, b, to, [](float x, float y) { return x - y; });
+      if (move.product == Product::kFirst) return Map(v, to, [](float x, float y, float z) { return x * y - z; });
+      if (move.product == Product::kSecond) return Map(v, to, [](float x, float y, float z) { return z - x * y; });
+      return Map(v, to, [](float x, float y, float) { return x - y; });
     case StepKind::kMultiply:
-      return Map2(a, b, to, [](float x, float y) { return x * y; });
+      return Map(v, to, [](float x, float y, float) { return x * y; });
     case StepKind::kDivide:
-      return Map2(a, b, to, [](float x, float y) { return x / y; });
+      return Map(v, to, [](float x, float y, float) { return x / y; });
     case StepKind::kMax:  // of a NaN and anything a NaN, as XLA's
-      return Map2(a, b, to, [](float x, float y) { return x != x || x > y ? x : y; });
+      return Map(v, to, [](float x, float y, float) { return x != x || x > y ? x : y; });
     case StepKind::kMin:
-      return Map2(a, b, to, [](float x, float y) { return x != x || x < y ? x : y; });
+      return Map(v, to, [](float x, float y, float) { return x != x || x < y ? x : y; });
   }
 }
 
 inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) {
   const int64_t operands = pass.operands.size(), values = operands + pass.steps.size();
+  const std::vector<Move> moves = Moves(pass);
   // A place for each value. Those of steps are used again once nobody reads them: fewer of them stay nearer.
   std::vector<int64_t> last(values, -1);
-  for (size_t s = 0; s < pass.steps.size(); ++s) {
-    const Step& step = pass.steps[s];
-    const int64_t reads[] = {step.a, step.b, step.c};
-    for (int r = 0; r < Reads(step.kind); ++r) last[reads[r]] = s;
+  for (size_t s = 0; s < moves.size(); ++s) {
+    for (int r = 0; r < moves[s].count; ++r) last[moves[s].reads[r]] = s;
   }
-  for (int64_t v = 0; v < operands; ++v) last[v] = pass.steps.size();
-  for (size_t s = 0; s < pass.steps.size(); ++s) {
-    if (pass.steps[s].kind == StepKind::kConstant) last[operands + s] = pass.steps.size();
+  for (int64_t v = 0; v < operands; ++v) last[v] = moves.size();
+  for (int64_t v = operands; v < values; ++v) {
+    if (pass.steps[v - operands].kind == StepKind::kConstant) last[v] = moves.size();
   }
-  for (const PassResult& result : pass.results) last[result.value] = pass.steps.size();
+  for (const PassResult& result : pass.results) last[result.value] = moves.size();
   std::vector<int64_t> place(values), free;
   int64_t places = 0;
   const auto take = [&] {
@@ -107,24 +183,31 @@ inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) 
     return place;
   };
   for (int64_t v = 0; v < operands; ++v) place[v] = take();
-  for (size_t s = 0; s < pass.steps.size(); ++s) {
+  for (int64_t v = operands; v < values; ++v) {
+    if (pass.steps[v - operands].kind == StepKind::kConstant) place[v] = take();
+  }
+  for (size_t s = 0; s < moves.size(); ++s) {
     // Taken before its operands' places are free: the loops' arrays may not overlap.
-    place[operands + s] = take();
-    for (int64_t v = 0; v < operands + static_cast<int64_t>(s); ++v) {
+    place[moves[s].to] = take();
+    for (int64_t v = 0; v < values; ++v) {
       if (last[v] == static_cast<int64_t>(s)) free.push_back(place[v]);
     }
   }
   static thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < (places + 1) * kBlock) memory.resize((places + 1) * kBlock);
   float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
-  std::vector<const float*> at(values);
-  for (int64_t v = 0; v < values; ++v) at[v] = base + place[v] * kBlock;
-  const auto fill = [&](int64_t v, float value) { std::fill_n(base + place[v] * kBlock, kBlock, value); };
+  std::vector<Value> at(values);
+  for (int64_t v = 0; v < values; ++v) at[v] = {base + place[v] * kBlock, false};
+  const auto fill = [&](int64_t v, float value) {
+    std::fill_n(base + place[v] * kBlock, kBlock, value);
+    at[v].is_one = true;
+  };
   for (int64_t v = 0; v < operands; ++v) {
     if (pass.operands[v].is_scalar) fill(v, *static_cast<const float*>(pass.operands[v].data));
   }
-  for (size_t s = 0; s < pass.steps.size(); ++s) {
-    if (pass.steps[s].kind == StepKind::kConstant) fill(operands + s, FromBits(static_cast<uint32_t>(pass.steps[s].a)));
+  for (int64_t v = operands; v < values; ++v) {
+    const Step& step = pass.steps[v - operands];
+    if (step.kind == StepKind::kConstant) fill(v, FromBits(static_cast<uint32_t>(step.a)));
   }
 
   const FlushSubnormals flush;
@@ -147,20 +230,21 @@ inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) 
             for (int i = 0; i < count; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
           }
         } else if (count == kBlock) {
-          at[v] = static_cast<const float*>(operand.data) + begin;
+          at[v].at = static_cast<const float*>(operand.data) + begin;
         } else {
-          at[v] = here;
+          at[v].at = here;
           std::memcpy(here, static_cast<const float*>(operand.data) + begin, count * 4);
         }
       }
-      for (size_t s = 0; s < pass.steps.size(); ++s) {
-        const Step& step = pass.steps[s];
-        const auto read = [&](int r, int64_t v) { return r < Reads(step.kind) ? at[v] : nullptr; };
-        Compute(step, read(0, step.a), read(1, step.b), read(2, step.c), base + place[operands + s] * kBlock);
+      for (const Move& move : moves) {
+        Value v[3];
+        // What is not read is one number that is there.
+        for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at[move.reads[r]] : Value{base, true};
+        Compute(move, v, base + place[move.to] * kBlock);
       }
       for (size_t r = 0; r < pass.results.size(); ++r) {
         const PassResult& result = pass.results[r];
-        const float* from = at[result.value];
+        const float* from = at[result.value].at;
         if (result.is_sum) {
           float sum[kLanes];
           std::copy_n(&lanes[r * kLanes], kLanes, sum);

@@ -206,19 +206,24 @@ bool TestPass(std::mt19937& random) {
   // Operands 0 to 4: three arrays, bf16, a scalar. Steps from 5 on.
   const std::vector<Step> steps = {{K::kConstant, half}, {K::kMultiply, 0, 4}, {K::kAdd, 6, 3},     {K::kAbs, 7},         {K::kSqrt, 8},
                                    {K::kNegate, 1},      {K::kMax, 9, 10},     {K::kSign, 2},       {K::kSelect, 12, 11, 5}, {K::kRsqrt, 8},
-                                   {K::kMin, 13, 14},    {K::kDivide, 15, 4},  {K::kSubtract, 16, 2}, {K::kRound, 17},      {K::kMultiply, 2, 2}};
-  std::vector<float> wanted;
+                                   {K::kMin, 13, 14},    {K::kDivide, 15, 4},  {K::kSubtract, 16, 2}, {K::kRound, 17},      {K::kMultiply, 2, 2},
+                                   // Products that a sum alone reads, on each side.
+                                   {K::kMultiply, 1, 4}, {K::kSubtract, 2, 20}, {K::kMultiply, 5, 2}, {K::kAdd, 21, 22}, {K::kMultiply, 1, 2},
+                                   {K::kSubtract, 24, 23}};
+  std::vector<float> wanted, wanted_products;
   double wanted_sum = 0;
   bool ok = true;
   for (const PassWork work : {&PassBaseline, FindPass(), __builtin_cpu_supports("avx2") ? &PassAvx2 : &PassBaseline}) {
     const int threads = 1 + random() % 8;
     auto arrays = first;
     std::vector<uint16_t> rounded(size + 1, 0x5555);
-    OnePass pass = {size, {}, steps, {{17, arrays[0].data(), false, false}, {18, rounded.data(), true, false}, {19, nullptr, false, true}}};
+    std::vector<float> products(size);
+    OnePass pass = {size, {}, steps, {{17, arrays[0].data(), false, false}, {18, rounded.data(), true, false}, {19, nullptr, false, true},
+                                      {25, products.data(), false, false}}};
     for (auto& array : arrays) pass.operands.push_back({array.data(), false, false});
     pass.operands.push_back({low.data(), true, false});
     pass.operands.push_back({&scalar, false, true});
-    std::vector<double> sums(3 * PassChunks(pass));
+    std::vector<double> sums(4 * PassChunks(pass));
     std::atomic<int64_t> next{0};
     std::vector<std::thread> helpers;
     for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { work(pass, next, sums.data()); });
@@ -229,15 +234,17 @@ bool TestPass(std::mt19937& random) {
     for (float x : first[2]) squares += static_cast<double>(x) * x;
     ok = ok && std::fabs(sum - squares) <= 1e-5 * squares && rounded[size] == 0x5555 && arrays[1] == first[1] && arrays[2] == first[2];
     if (wanted.empty()) {
-      wanted = arrays[0], wanted_sum = sum;
+      wanted = arrays[0], wanted_products = products, wanted_sum = sum;
       for (int64_t i = 0; i < size; ++i) {
         const float a = first[0][i] * scalar + FromBf16(low[i]), b = std::sqrt(std::fabs(a)), c = -first[1][i];
         const float most = b != b || b > c ? b : c, chosen = first[2][i] != 0 ? most : constant, other = 1 / std::sqrt(std::fabs(a));
         const float want = (chosen != chosen || chosen < other ? chosen : other) / scalar - first[2][i];
         ok = ok && (want == wanted[i] || (want != want && wanted[i] != wanted[i])) && rounded[i] == ToBf16(wanted[i]);
+        const volatile float left = first[1][i] * scalar, right = constant * first[2][i], product = first[1][i] * first[2][i];
+        ok = ok && products[i] == product - ((first[2][i] - left) + right);
       }
     }
-    ok = ok && std::memcmp(wanted.data(), arrays[0].data(), 4 * size) == 0 && sum == wanted_sum;
+    ok = ok && std::memcmp(wanted.data(), arrays[0].data(), 4 * size) == 0 && sum == wanted_sum && products == wanted_products;
   }
   if (!ok) std::printf("one pass: wrong for %ld elements\n", long(size));
   return ok;
