@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void Loop(const float* __restrict a, const
   for (int i = 0; i < kBlock; ++i) to[i] = f(kOneA ? x : a[i], kOneB ? y : b[i], kOneC ? z : c[i]);
 }
 
-// `to` = f(a, b, c), which may leave out its last arguments.
+// `to` = f(a, b, c); f may ignore its last arguments.
 template <class F>
 inline __attribute__((always_inline)) void Map(const Value* v, float* to, F f) {
   const float *a = v[0].at, *b = v[1].at, *c = v[2].at;
@@ -198,6 +198,7 @@ inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) 
   float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
   std::vector<Value> at(values);
   for (int64_t v = 0; v < values; ++v) at[v] = {base + place[v] * kBlock, false};
+  // Written out as well, for a result that is one of them.
   const auto fill = [&](int64_t v, float value) {
     std::fill_n(base + place[v] * kBlock, kBlock, value);
     at[v].is_one = true;
