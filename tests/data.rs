@@ -150,9 +150,10 @@ fn ids_and_texts_equal_tokenizers() {
         if !older.is_empty() {
             let copy = tempfile::tempdir().unwrap();
             for (name, text) in older {
-                let text = match text.is_empty() {
-                    true => fs::read(dir.join(name)).unwrap(),
-                    false => text.as_bytes().to_vec(),
+                let text = if text.is_empty() {
+                    fs::read(dir.join(name)).unwrap()
+                } else {
+                    text.as_bytes().to_vec()
                 };
                 fs::write(copy.path().join(name), text).unwrap();
             }
@@ -199,9 +200,10 @@ fn ids_and_texts_equal_tokenizers() {
             if let (Ok(whole), true) = (tokenizers::Tokenizer::from_file(&file), older.is_empty()) {
                 for specials in [false, true] {
                     let expected = whole.encode(&long[..], specials).unwrap();
-                    let found = match specials {
-                        true => tokenizer.encode_with_special_tokens(&long).unwrap(),
-                        false => tokenizer.encode(&long).unwrap(),
+                    let found = if specials {
+                        tokenizer.encode_with_special_tokens(&long).unwrap()
+                    } else {
+                        tokenizer.encode(&long).unwrap()
                     };
                     assert!(found == expected.get_ids(), "{}: long", dir.display());
                 }

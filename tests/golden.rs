@@ -504,9 +504,10 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         let loss = (f64::from(metrics.loss) - expected_loss).abs();
         let norm = (f64::from(metrics.grad_norm) - expected_norm).abs();
         // Muon orthogonalizes in bf16, where each product's order of additions shows.
-        let (loss_bar, norm_bar) = match kind == MUON {
-            true => (0.02 * expected_loss, 0.1 * expected_norm),
-            false => (LOSS, NORM * expected_norm.max(1.0)),
+        let (loss_bar, norm_bar) = if kind == MUON {
+            (0.02 * expected_loss, 0.1 * expected_norm)
+        } else {
+            (LOSS, NORM * expected_norm.max(1.0))
         };
         let (loss_bar, norm_bar) = (loss_bar * f64::from(slack), norm_bar * f64::from(slack));
         assert!(

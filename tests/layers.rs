@@ -23,10 +23,10 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => files.extend(rust_files(&path)),
-            false if path.extension().is_some_and(|e| e == "rs") => files.push(path),
-            false => {}
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
         }
     }
     files

@@ -256,12 +256,13 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                     .unwrap()
             };
             let input_ids = feed("ids", &ids, &dims);
-            let labels = match alone {
-                false => feed("labels", &labels, &dims).into(),
-                true => Labels {
+            let labels = if alone {
+                Labels {
                     ids: feed("labels", &chosen, &[room]),
                     masked_positions: Some(feed("positions", &positions, &[room])),
-                },
+                }
+            } else {
+                feed("labels", &labels, &dims).into()
             };
             let batch = TokenBatch::new(input_ids);
             let specs = model.parameters();

@@ -132,9 +132,10 @@ impl Workplace {
         fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
             for entry in fs::read_dir(dir).unwrap() {
                 let path = entry.unwrap().path();
-                match path.is_dir() {
-                    true => walk(&path, files),
-                    false => drop(files.insert(path.clone(), fs::read(&path).unwrap())),
+                if path.is_dir() {
+                    walk(&path, files)
+                } else {
+                    drop(files.insert(path.clone(), fs::read(&path).unwrap()))
                 }
             }
         }

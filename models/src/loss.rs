@@ -119,9 +119,10 @@ impl Predictions {
             }
             HeadKind::SequenceClassification { .. } => labels.ids.clone(),
         };
-        let classes = match model.head_kind().is_language_model() {
-            true => model.vocab_size(),
-            false => logits.dims()[1],
+        let classes = if model.head_kind().is_language_model() {
+            model.vocab_size()
+        } else {
+            logits.dims()[1]
         };
         Ok(Predictions {
             logits,
@@ -150,14 +151,14 @@ impl Predictions {
     /// transformers' LabelSmoother; a regression has none.
     pub fn loss(&self, smoothing: f64) -> Result<LossSum> {
         let _scope = self.logits.trace().clone().scope("loss");
-        let losses = match self.are_numbers() {
-            true => self.squared_errors()?,
-            false => {
-                let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
-                match smoothing == 0.0 {
-                    true => losses,
-                    false => losses.add(&self.above_mean()?.mul_scalar(smoothing)?)?,
-                }
+        let losses = if self.are_numbers() {
+            self.squared_errors()?
+        } else {
+            let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
+            if smoothing == 0.0 {
+                losses
+            } else {
+                losses.add(&self.above_mean()?.mul_scalar(smoothing)?)?
             }
         };
         let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
@@ -181,11 +182,12 @@ impl Predictions {
             )?
             .select(logits, &zeros)?
             .sum(&[1])?;
-        let all = match self.classes < logits.dims()[1] {
-            true => class
+        let all = if self.classes < logits.dims()[1] {
+            class
                 .compare_scalar(Comparison::Lt, self.classes as f64)?
-                .select(logits, &zeros)?,
-            false => logits.clone(),
+                .select(logits, &zeros)?
+        } else {
+            logits.clone()
         };
         let mean = all.sum(&[1])?.mul_scalar(1.0 / self.classes as f64)?;
         let above = of_label.sub(&mean)?;

@@ -231,9 +231,10 @@ impl Rotary {
             settings.float_or("mscale", 0.0)?,
             settings.float_or("mscale_all_dim", 0.0)?,
         ];
-        let usual = match mscale != 0.0 && over != 0.0 {
-            true => scale(mscale) / scale(over),
-            false => scale(1.0),
+        let usual = if mscale != 0.0 && over != 0.0 {
+            scale(mscale) / scale(over)
+        } else {
+            scale(1.0)
         };
         let attention_factor = settings.float_or("attention_factor", usual)?;
         let base = settings.float("rope_theta")?;

@@ -201,9 +201,10 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
         ] {
             entry.read(content).map_err(|damage| damage.to_string())?;
         }
-        match entry.header.key.id() == id {
-            true => Ok(()),
-            false => Err("it belongs to another key than its name says".into()),
+        if entry.header.key.id() == id {
+            Ok(())
+        } else {
+            Err("it belongs to another key than its name says".into())
         }
     };
     let mut bytes = Vec::new();

@@ -61,9 +61,10 @@ impl fmt::Display for Explanation {
                 .collect();
             first.push_str(&format!(" ({})", settings.join(", ")));
         }
-        match parts.is_empty() {
-            true => f.write_str("nothing differs"),
-            false => f.write_str(&parts.join("; ")),
+        if parts.is_empty() {
+            f.write_str("nothing differs")
+        } else {
+            f.write_str(&parts.join("; "))
         }
     }
 }
@@ -141,14 +142,15 @@ pub fn first_difference(old: &Graph, new: &Graph) -> Option<String> {
             ));
         }
     }
-    match old.outputs.len() == new.outputs.len() {
-        false => Some(format!(
+    if old.outputs.len() == new.outputs.len() {
+        // Names, roles or scopes that no node shows.
+        (old != new).then(|| "names or roles of inputs".to_string())
+    } else {
+        Some(format!(
             "{} outputs were {}",
             new.outputs.len(),
             old.outputs.len()
-        )),
-        // Names, roles or scopes that no node shows.
-        true => (old != new).then(|| "names or roles of inputs".to_string()),
+        ))
     }
 }
 

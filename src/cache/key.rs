@@ -183,12 +183,13 @@ impl CompileEnvironment {
                 },
             ),
             // Each process of a CPU run compiles the same, so what one has stored serves all.
-            match client.platform_name() == "cpu" && all > own {
-                true => Part::new(TOPOLOGY, format!("{own} of {all} devices, in each process")),
-                false => Part::new(
+            if client.platform_name() == "cpu" && all > own {
+                Part::new(TOPOLOGY, format!("{own} of {all} devices, in each process"))
+            } else {
+                Part::new(
                     TOPOLOGY,
                     format!("{own} of {all} devices, process {}", client.process_index()),
-                ),
+                )
             },
         ]);
         parts.extend(

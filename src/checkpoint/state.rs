@@ -235,11 +235,12 @@ fn read_state_file(dir: &Path) -> Result<StateFile> {
 pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
     let path = dir.join(TRAINING_STATE_FILE);
     if !path.exists() {
-        return match dir.exists() {
-            true => Err(Error::NotACheckpoint {
+        return if dir.exists() {
+            Err(Error::NotACheckpoint {
                 dir: dir.to_path_buf(),
-            }),
-            false => Err(Error::io("read", dir)(io::ErrorKind::NotFound.into())),
+            })
+        } else {
+            Err(Error::io("read", dir)(io::ErrorKind::NotFound.into()))
         };
     }
     let file = read_state_file(dir)?;

@@ -367,11 +367,12 @@ impl Value {
 /// The depth of what holds a value.
 fn around(value: &Value) -> Result<usize> {
     let depth = value.depth() + 1;
-    match depth <= DEEPEST {
-        true => Ok(depth),
-        false => Err(format!(
+    if depth <= DEEPEST {
+        Ok(depth)
+    } else {
+        Err(format!(
             "its values lie more than {DEEPEST} deep in each other"
-        )),
+        ))
     }
 }
 
@@ -419,9 +420,10 @@ impl<'a> Machine<'a> {
 
     fn pop(&mut self) -> Result<Value> {
         let bottom = self.marks.last().copied().unwrap_or(0);
-        match self.stack.len() > bottom {
-            true => Ok(self.stack.pop().expect("there is one above the mark")),
-            false => Err("its pickle is damaged: a value is missing".into()),
+        if self.stack.len() > bottom {
+            Ok(self.stack.pop().expect("there is one above the mark"))
+        } else {
+            Err("its pickle is damaged: a value is missing".into())
         }
     }
 

@@ -35,9 +35,10 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
             Ok(found) => {
-                let (word, tone) = match check.is_note {
-                    true => ("note ", Tone::Warning),
-                    false => ("ok   ", Tone::Good),
+                let (word, tone) = if check.is_note {
+                    ("note ", Tone::Warning)
+                } else {
+                    ("ok   ", Tone::Good)
                 };
                 println!("{} {:20} {found}", paint(&stdout, tone, word), check.name);
             }

@@ -125,9 +125,10 @@ fn compare_losses(
     };
     let found = losses::compare(runs, axis, comparison.window)
         .map_err(|(problem, fix)| Error::failed(problem).with_hint(fix))?;
-    match json {
-        true => println!("{}", found.json()),
-        false => print!("{}", found.text()),
+    if json {
+        println!("{}", found.json())
+    } else {
+        print!("{}", found.text())
     }
     let bounds = [
         ("largest", comparison.largest, found.largest),

@@ -45,9 +45,10 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
             .then_some(cores),
         points,
     };
-    match plan.json {
-        true => println!("{}", scaling.json()),
-        false => print!("{}", scaling.text()),
+    if plan.json {
+        println!("{}", scaling.json())
+    } else {
+        print!("{}", scaling.text())
     }
     let drawn = plan.plot.as_ref().map(|path| (path, scaling.svg()));
     let page = plan.html.as_ref().map(|path| (path, scaling.html()));

@@ -157,15 +157,16 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
         Some("toml") => false,
         _ => text.trim_start().starts_with('{'),
     };
-    let (entries, fix) = match is_json {
-        true => (
+    let (entries, fix) = if is_json {
+        (
             read_json(&text),
             "keys are flag names, as in `{\"learning_rate\": 5e-5}`",
-        ),
-        false => (
+        )
+    } else {
+        (
             read_toml(&text),
             "keys are flag names, as in `learning_rate = 5e-5`",
-        ),
+        )
     };
     entries.map_err(|(line, message)| problem(path, Some(line), message, fix))
 }

@@ -238,9 +238,12 @@ fn strftime(format: &str, seconds: u64) -> String {
         if is_short {
             kind = letters.next();
         }
-        let number = |number: u64, width: usize| match is_short {
-            true => number.to_string(),
-            false => format!("{number:0width$}"),
+        let number = |number: u64, width: usize| {
+            if is_short {
+                number.to_string()
+            } else {
+                format!("{number:0width$}")
+            }
         };
         let hour = match time / 3600 % 12 {
             0 => 12,

@@ -45,15 +45,15 @@ impl LabelMap {
     /// The label that a row calls by this name; with `by_number`, a class may also be given by its
     /// number.
     pub fn label(&self, name: &str, by_number: bool) -> Option<Label> {
-        match self.regression {
-            true => Label::number(name.trim().parse().ok()?),
-            false => if by_number {
-                self.id_or_number(name)
-            } else {
-                self.id(name)
-            }
-            .map(|id| Label::class(id as u32)),
+        if self.regression {
+            return Label::number(name.trim().parse().ok()?);
         }
+        let id = if by_number {
+            self.id_or_number(name)
+        } else {
+            self.id(name)
+        };
+        id.map(|id| Label::class(id as u32))
     }
 
     /// Names in the order of their ids.
@@ -64,15 +64,16 @@ impl LabelMap {
                 reason: format!("{name:?} is in the list twice"),
             });
         }
-        match names.is_empty() {
-            true => Err(Error::Labels {
+        if names.is_empty() {
+            Err(Error::Labels {
                 reason: "there is no label".to_string(),
-            }),
-            false => Ok(LabelMap {
+            })
+        } else {
+            Ok(LabelMap {
                 names,
                 numbered: false,
                 regression: false,
-            }),
+            })
         }
     }
 

@@ -355,9 +355,10 @@ impl Rows {
         let bytes = self.storage.bytes();
         let flags = start + length * header.id_bytes();
         // The storage is aligned, and rows begin at multiples of their ids' size.
-        let ids = match header.wide {
-            true => Ids::Wide(bytemuck::cast_slice(&bytes[start..flags])),
-            false => Ids::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
+        let ids = if header.wide {
+            Ids::Wide(bytemuck::cast_slice(&bytes[start..flags]))
+        } else {
+            Ids::Narrow(bytemuck::cast_slice(&bytes[start..flags]))
         };
         if self.is_packed() {
             return Example {
@@ -525,12 +526,12 @@ impl RowsWriter<'_> {
     /// The file cannot be written.
     pub fn push(&mut self, row: &Row) -> io::Result<()> {
         let (ids, flags) = (&row.ids, &row.flags);
-        let mut bytes: Vec<u8> = match self.wide {
-            true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-            false => ids
-                .iter()
+        let mut bytes: Vec<u8> = if self.wide {
+            ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+        } else {
+            ids.iter()
                 .flat_map(|id| (*id as u16).to_le_bytes())
-                .collect(),
+                .collect()
         };
         if let Some(block_size) = self.block_size {
             assert_eq!(ids.len(), block_size, "packed rows have one length");
@@ -648,9 +649,10 @@ mod tests {
             assert!(example.flags.iter().all(|flags| *flags == n as u8));
         }
         let digest = hex(&rows.header.digest);
-        let (all, three) = match packed {
-            true => (format!("5x2:{digest}"), format!("3x2:{digest}")),
-            false => (format!("5:{digest}"), format!("3:{digest}")),
+        let (all, three) = if packed {
+            (format!("5x2:{digest}"), format!("3x2:{digest}"))
+        } else {
+            (format!("5:{digest}"), format!("3:{digest}"))
         };
         assert_eq!(rows.fingerprint(), all);
         assert_eq!(rows.clone().take(3).fingerprint(), three);

@@ -135,15 +135,16 @@ impl BatchPlan {
 
     /// The position after `position`.
     pub fn next(&self, position: Position) -> Position {
-        match position.batch + 1 < self.batches_per_epoch() {
-            true => Position {
+        if position.batch + 1 < self.batches_per_epoch() {
+            Position {
                 batch: position.batch + 1,
                 ..position
-            },
-            false => Position {
+            }
+        } else {
+            Position {
                 epoch: position.epoch + 1,
                 batch: 0,
-            },
+            }
         }
     }
 }

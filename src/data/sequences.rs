@@ -74,9 +74,10 @@ impl SequenceEncoder {
                 special: special[1],
             });
         }
-        let direction = match tokenizer.truncates_left {
-            true => TruncationDirection::Left,
-            false => TruncationDirection::Right,
+        let direction = if tokenizer.truncates_left {
+            TruncationDirection::Left
+        } else {
+            TruncationDirection::Right
         };
         let mut texts = (*tokenizer.inner).clone();
         texts.with_post_processor(None::<PostProcessorWrapper>);

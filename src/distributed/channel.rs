@@ -29,11 +29,12 @@ fn invalid(reason: String) -> io::Error {
 /// The length that a frame announces.
 fn checked(length: [u8; 4], largest: usize) -> io::Result<usize> {
     let length = u32::from_be_bytes(length) as usize;
-    match length <= largest {
-        true => Ok(length),
-        false => Err(invalid(format!(
+    if length <= largest {
+        Ok(length)
+    } else {
+        Err(invalid(format!(
             "a frame of {length} bytes: not xtrain's protocol"
-        ))),
+        )))
     }
 }
 

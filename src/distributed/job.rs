@@ -397,9 +397,10 @@ impl Job {
                 code,
                 message,
             } => {
-                let text = match message.is_empty() {
-                    true => format!("{} ended with exit code {code}{at}", self.name(rank)),
-                    false => format!("{} failed{at}: {message}", self.name(rank)),
+                let text = if message.is_empty() {
+                    format!("{} ended with exit code {code}{at}", self.name(rank))
+                } else {
+                    format!("{} failed{at}: {message}", self.name(rank))
                 };
                 let blame = if cause == Cause::Peers { 3 } else { 2 };
                 let is_usage = cause == Cause::Usage;

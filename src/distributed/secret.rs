@@ -35,14 +35,15 @@ impl Secret {
             return Ok(None);
         };
         let text = value.to_string_lossy().trim().to_string();
-        match text.len() >= LEAST {
-            true => Ok(Some(Secret(text.into_bytes()))),
+        if text.len() >= LEAST {
+            Ok(Some(Secret(text.into_bytes())))
+        } else {
             // The value itself is not for logs.
-            false => Err(Error::Environment {
+            Err(Error::Environment {
                 variable: VARIABLE.into(),
                 value: "...".into(),
                 problem: format!("a secret has at least {LEAST} characters"),
-            }),
+            })
         }
     }
 

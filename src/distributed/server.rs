@@ -165,15 +165,16 @@ impl Shared {
             }
             Request::Beat { step } => {
                 let job = &mut self.lock().job;
-                match generation == job.generation() {
-                    true => Reply::Alive {
+                if generation == job.generation() {
+                    Reply::Alive {
                         failure: job.beat(rank, step, Instant::now()),
                         stop: job.stop_is_asked(),
-                    },
-                    false => Reply::Alive {
+                    }
+                } else {
+                    Reply::Alive {
                         failure: None,
                         stop: false,
-                    },
+                    }
                 }
             }
             Request::Agree { step, signal } => {

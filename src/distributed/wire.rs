@@ -308,11 +308,12 @@ impl Connection {
     /// # Errors
     /// If another one has taken its place, which does not know what has happened so far.
     pub fn leading_to(self, job: &str) -> Result<Connection> {
-        match self.job == job {
-            true => Ok(self),
-            false => Err(Error::Replaced {
+        if self.job == job {
+            Ok(self)
+        } else {
+            Err(Error::Replaced {
                 endpoint: self.endpoint,
-            }),
+            })
         }
     }
 

@@ -166,38 +166,37 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
             trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
         }
     }
-    let profile = match plan.profile {
-        true => {
-            let mut step = total;
-            let work = || -> Result<(), Error> {
-                for _ in 0..PROFILED {
-                    let phase = Phase::Update { accumulated: false };
-                    let batch = &batches[step as usize % BATCHES];
-                    let marked = train_step
-                        .microbatch(&mut session, batch, phase, step, step)
-                        .map_err(failed("running a step"))?;
-                    let metrics = read_metrics(&marked).and_then(|m| m.wait());
-                    metrics.map_err(failed("running a step"))?;
-                    step += 1;
-                }
-                Ok(())
-            };
-            let library = Library::open().map_err(failed("opening XLA's profiler"))?;
-            let (done, events) = library
-                .profile(work)
-                .map_err(failed("recording a profile"))?;
-            done?;
-            let graphs = session.cache().graphs();
-            let steps = graphs
-                .iter()
-                .filter(|graph| graph.name != matmul_peak::GRAPH_NAME);
-            let modules = steps.map(|graph| graph.executable.optimized_hlo());
-            let modules: Result<Vec<_>, _> = modules.collect();
-            let parts = modules.and_then(|modules| profile::parts(&events, &modules));
-            let parts = parts.map_err(failed("reading the compiled step"))?;
-            Some(profile::json(&parts, PROFILED))
-        }
-        false => None,
+    let profile = if plan.profile {
+        let mut step = total;
+        let work = || -> Result<(), Error> {
+            for _ in 0..PROFILED {
+                let phase = Phase::Update { accumulated: false };
+                let batch = &batches[step as usize % BATCHES];
+                let marked = train_step
+                    .microbatch(&mut session, batch, phase, step, step)
+                    .map_err(failed("running a step"))?;
+                let metrics = read_metrics(&marked).and_then(|m| m.wait());
+                metrics.map_err(failed("running a step"))?;
+                step += 1;
+            }
+            Ok(())
+        };
+        let library = Library::open().map_err(failed("opening XLA's profiler"))?;
+        let (done, events) = library
+            .profile(work)
+            .map_err(failed("recording a profile"))?;
+        done?;
+        let graphs = session.cache().graphs();
+        let steps = graphs
+            .iter()
+            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME);
+        let modules = steps.map(|graph| graph.executable.optimized_hlo());
+        let modules: Result<Vec<_>, _> = modules.collect();
+        let parts = modules.and_then(|modules| profile::parts(&events, &modules));
+        let parts = parts.map_err(failed("reading the compiled step"))?;
+        Some(profile::json(&parts, PROFILED))
+    } else {
+        None
     };
     let stored = |loaded: bool| {
         let graphs = session.cache().graphs();

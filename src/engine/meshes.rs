@@ -138,9 +138,12 @@ fn meshes(wanted: MeshComparison) -> Vec<(Mesh, bool)> {
             .all(|(degree, given)| given.is_none_or(|given| given == degree))
     };
     let meshes = Mesh::all_of(wanted.devices).into_iter().filter(has_degrees);
-    let both = |mesh: Mesh| match mesh.data > 1 && mesh.shard == 1 {
-        true => vec![(mesh, false), (mesh, true)],
-        false => vec![(mesh, false)],
+    let both = |mesh: Mesh| {
+        if mesh.data > 1 && mesh.shard == 1 {
+            vec![(mesh, false), (mesh, true)]
+        } else {
+            vec![(mesh, false)]
+        }
     };
     meshes.flat_map(both).collect()
 }

@@ -42,13 +42,12 @@ impl ModelConfig {
             });
         };
         let path = directory.join(hf::GENERATION_CONFIG_FILE);
-        let generation = match path.exists() {
-            true => {
-                // Named here if it is no such file.
-                hf::read_object(&path).map_err(failed("reading the model's configuration"))?;
-                Some(std::fs::read(&path).map_err(failed("reading the model's configuration"))?)
-            }
-            false => None,
+        let generation = if path.exists() {
+            // Named here if it is no such file.
+            hf::read_object(&path).map_err(failed("reading the model's configuration"))?;
+            Some(std::fs::read(&path).map_err(failed("reading the model's configuration"))?)
+        } else {
+            None
         };
         Ok(ModelConfig {
             config,

@@ -135,9 +135,10 @@ impl Push {
             ))
         })?;
         let url = repository.url();
-        match is_news {
-            true => println!("pushed {count} files ({}) to {url}", units::bytes(bytes)),
-            false => println!("{url} has everything already"),
+        if is_news {
+            println!("pushed {count} files ({}) to {url}", units::bytes(bytes))
+        } else {
+            println!("{url} has everything already")
         }
         Ok(())
     }

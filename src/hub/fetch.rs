@@ -79,24 +79,23 @@ impl Hub {
     pub fn new(settings: HubSettings) -> Result<Hub> {
         let cache_dir = std::path::absolute(&settings.cache_dir)
             .map_err(Error::io("find", &settings.cache_dir))?;
-        let api = match settings.offline {
-            true => None,
-            false => {
-                let bars = !settings.quiet && std::io::stderr().is_terminal();
-                let mut builder = ApiBuilder::from_cache(Cache::new(cache_dir.join(INCOMING)))
-                    .with_token(settings.token.clone())
-                    .with_progress(bars)
-                    .with_user_agent("xtrain", env!("CARGO_PKG_VERSION"));
-                if let Some(endpoint) = &settings.endpoint {
-                    builder = builder.with_endpoint(endpoint.clone());
-                }
-                let answer = |error: ApiError| Error::Answer {
-                    endpoint: settings.endpoint.clone().unwrap_or_default(),
-                    name: "a client".to_string(),
-                    reason: error.to_string(),
-                };
-                Some(builder.build().map_err(answer)?)
+        let api = if settings.offline {
+            None
+        } else {
+            let bars = !settings.quiet && std::io::stderr().is_terminal();
+            let mut builder = ApiBuilder::from_cache(Cache::new(cache_dir.join(INCOMING)))
+                .with_token(settings.token.clone())
+                .with_progress(bars)
+                .with_user_agent("xtrain", env!("CARGO_PKG_VERSION"));
+            if let Some(endpoint) = &settings.endpoint {
+                builder = builder.with_endpoint(endpoint.clone());
             }
+            let answer = |error: ApiError| Error::Answer {
+                endpoint: settings.endpoint.clone().unwrap_or_default(),
+                name: "a client".to_string(),
+                reason: error.to_string(),
+            };
+            Some(builder.build().map_err(answer)?)
         };
         Ok(Hub {
             cache: Cache::new(cache_dir),
@@ -287,9 +286,10 @@ fn list(dir: &Path, prefix: &str, files: &mut Vec<String>) -> std::io::Result<()
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        match entry.path().is_dir() {
-            true => list(&entry.path(), &format!("{name}/"), files)?,
-            false => files.push(name),
+        if entry.path().is_dir() {
+            list(&entry.path(), &format!("{name}/"), files)?
+        } else {
+            files.push(name)
         }
     }
     files.sort();
@@ -414,28 +414,26 @@ impl Snapshot<'_> {
             if part.exists() && on_disk(&part) >= size {
                 std::fs::rename(&part, incoming).map_err(Error::io("write", incoming))?;
             }
-            let result = match incoming.exists() {
-                true => Ok(()),
-                false => {
-                    let (api, repo, wanted) = (api.clone(), repo.clone(), file.to_string());
-                    let transfer = move || api.repo(repo).download(&wanted).map(|_| ());
-                    let limit = self.hub.settings.patience;
-                    within(limit, || on_disk(&part), transfer).ok_or_else(|| {
-                        let (name, file, got) =
-                            (self.name.clone(), file.to_string(), on_disk(&part));
-                        let reason = format!(
-                            "nothing came for {} s, HF_HUB_DOWNLOAD_TIMEOUT",
-                            limit.as_secs_f64()
-                        );
-                        Error::Truncated {
-                            name,
-                            file,
-                            got,
-                            size,
-                            reason,
-                        }
-                    })?
-                }
+            let result = if incoming.exists() {
+                Ok(())
+            } else {
+                let (api, repo, wanted) = (api.clone(), repo.clone(), file.to_string());
+                let transfer = move || api.repo(repo).download(&wanted).map(|_| ());
+                let limit = self.hub.settings.patience;
+                within(limit, || on_disk(&part), transfer).ok_or_else(|| {
+                    let (name, file, got) = (self.name.clone(), file.to_string(), on_disk(&part));
+                    let reason = format!(
+                        "nothing came for {} s, HF_HUB_DOWNLOAD_TIMEOUT",
+                        limit.as_secs_f64()
+                    );
+                    Error::Truncated {
+                        name,
+                        file,
+                        got,
+                        size,
+                        reason,
+                    }
+                })?
             };
             match result {
                 Ok(()) => match check(incoming, metadata) {

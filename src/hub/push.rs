@@ -400,12 +400,13 @@ impl Repository {
         }
         if let Some(url) = address(&actions["verify"]) {
             let body = json!({"oid": digest, "size": file.size}).to_string();
-            let answer = match url.starts_with(&format!("{}/", self.endpoint)) {
-                true => self.post(&url, JSON, body.as_bytes())?,
-                false => self.call(&url, |request| {
+            let answer = if url.starts_with(&format!("{}/", self.endpoint)) {
+                self.post(&url, JSON, body.as_bytes())?
+            } else {
+                self.call(&url, |request| {
                     let request = request.method("POST").header("content-type", JSON);
                     self.agent.run(request.body(body.as_bytes())?)
-                })?,
+                })?
             };
             self.accepted(answer)?;
         }

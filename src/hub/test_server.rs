@@ -554,15 +554,15 @@ impl State {
         let of_file = |file: &Value| {
             let path = file["path"].as_str().unwrap();
             let large = path.ends_with(".safetensors") && file["size"] != 0;
-            let there = self.repositories[key]
-                .files
-                .get(path)
-                .map(|bytes| match large {
-                    true => hex(&Sha256::digest(bytes)),
-                    false => hex(&Sha1::digest(
+            let there = self.repositories[key].files.get(path).map(|bytes| {
+                if large {
+                    hex(&Sha256::digest(bytes))
+                } else {
+                    hex(&Sha1::digest(
                         [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat(),
-                    )),
-                });
+                    ))
+                }
+            });
             let mode = if large { "lfs" } else { "regular" };
             json!({"path": path, "uploadMode": mode, "shouldIgnore": path == "ignored.txt", "oid": there})
         };

@@ -239,9 +239,10 @@ impl Placements {
     /// Bytes that a replica of a stage holds of a value, its copy counted.
     pub fn held_bytes(&self, name: &str, shape: &Shape, stage: usize) -> u64 {
         let mut held = std::iter::once(name.to_string()).chain(self.copies(name));
-        match held.any(|held| self.home(&held).is_none_or(|home| home == stage)) {
-            true => self.local(name, shape).bytes() as u64,
-            false => 0,
+        if held.any(|held| self.home(&held).is_none_or(|home| home == stage)) {
+            self.local(name, shape).bytes() as u64
+        } else {
+            0
         }
     }
 

@@ -109,9 +109,10 @@ impl Stages {
     /// What `stage` calls a parameter, or what belongs to one: the first of its stages by its own
     /// name.
     pub fn held_name(&self, parameter: &str, name: &str, stage: usize) -> String {
-        match self.users(parameter).first() == Some(&stage) {
-            true => name.to_string(),
-            false => copy_name(name, stage),
+        if self.users(parameter).first() == Some(&stage) {
+            name.to_string()
+        } else {
+            copy_name(name, stage)
         }
     }
 

@@ -1,8 +1,6 @@
 //! Lines of a CSV file, quoted where they have to be (RFC 4180, with `\n` as Python's pandas writes
 //! it).
 
-use std::fmt::Write;
-
 /// One line with its end.
 pub fn line<S: AsRef<str>>(fields: &[S]) -> String {
     let mut line = String::new();
@@ -13,9 +11,10 @@ pub fn line<S: AsRef<str>>(fields: &[S]) -> String {
         // A lone empty field would be an empty line, which readers skip.
         let quoted =
             field.contains([',', '"', '\n', '\r']) || (field.is_empty() && fields.len() == 1);
-        match quoted {
-            true => drop(write!(line, "\"{}\"", field.replace('"', "\"\""))),
-            false => line.push_str(field),
+        if quoted {
+            line.push_str(&format!("\"{}\"", field.replace('"', "\"\"")));
+        } else {
+            line.push_str(field);
         }
     }
     line.push('\n');

@@ -24,10 +24,12 @@ impl Style {
     /// A bar if standard error is a terminal; otherwise plain lines. Training passes
     /// `otherwise = Silent`, since its log records are its plain lines.
     pub fn choose(disabled: bool, otherwise: Style) -> Style {
-        match disabled {
-            true => Style::Silent,
-            false if std::io::stderr().is_terminal() => Style::Bar,
-            false => otherwise,
+        if disabled {
+            Style::Silent
+        } else if std::io::stderr().is_terminal() {
+            Style::Bar
+        } else {
+            otherwise
         }
     }
 }

@@ -136,9 +136,10 @@ struct Field {
 impl Field {
     /// Rounded to `decimals`, for JSON.
     fn json(&self, decimals: Option<usize>) -> Value {
-        match self.whole {
-            true => json!(self.value as u64),
-            false => number(decimals.map_or(self.value, |decimals| round(self.value, decimals))),
+        if self.whole {
+            json!(self.value as u64)
+        } else {
+            number(decimals.map_or(self.value, |decimals| round(self.value, decimals)))
         }
     }
 }
@@ -246,9 +247,10 @@ impl Record {
     pub fn printed(&self) -> String {
         let shown = |field: Field| {
             let rounded = |decimals| round(field.value, decimals);
-            let value = match field.whole {
-                true => field.value.to_string(),
-                false => repr(field.printed.map_or(field.value, rounded)),
+            let value = if field.whole {
+                field.value.to_string()
+            } else {
+                repr(field.printed.map_or(field.value, rounded))
             };
             format!("'{}': {value}", field.key)
         };
@@ -273,9 +275,12 @@ impl Record {
                 // One after the training has no step of its own.
                 let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
                 let mut parts = vec![head, format!("loss {:.4}", r.loss)];
-                let named = r.metrics.iter().map(|(name, value)| match is_number(name) {
-                    true => format!("{name} {value}"),
-                    false => format!("{name} {value:.4}"),
+                let named = r.metrics.iter().map(|(name, value)| {
+                    if is_number(name) {
+                        format!("{name} {value}")
+                    } else {
+                        format!("{name} {value:.4}")
+                    }
                 });
                 parts.extend(named);
                 parts.extend(r.perplexity.map(|value| format!("perplexity {value:.2}")));

@@ -132,9 +132,10 @@ impl Scaling {
 
     /// What `point` would have if nothing was lost.
     fn ideal_speedup(&self, point: &Point) -> f64 {
-        match self.grows {
-            false => 1.0,
-            true => point.degree as f64 / self.base().degree as f64,
+        if self.grows {
+            point.degree as f64 / self.base().degree as f64
+        } else {
+            1.0
         }
     }
 

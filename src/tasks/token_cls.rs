@@ -214,9 +214,10 @@ impl Labelled for TokenClsDataSettings {
         for (sample, output) in predicted.samples.iter().zip(predicted.outputs) {
             let encoded = encoder.encode(&sample.texts);
             let (sequence, words) = encoded.expect("the test set has its tokens");
-            let start = match context.tokenizer.pads_left() {
-                true => output.len() - words.len(),
-                false => 0,
+            let start = if context.tokenizer.pads_left() {
+                output.len() - words.len()
+            } else {
+                0
             };
             let mut tags: Vec<Option<&str>> = vec![None; sample.texts.len()];
             for (i, word) in words.iter().enumerate() {

@@ -372,11 +372,12 @@ impl RunLoop<'_, '_> {
             tokens += batch.tokens;
             padded_tokens += batch.padded_tokens();
             flops += self.train_step.flops(&batch);
-            let phase = match i + 1 == count {
-                true => Phase::Update {
+            let phase = if i + 1 == count {
+                Phase::Update {
                     accumulated: length.accumulation > 1,
-                },
-                false => Phase::Accumulate,
+                }
+            } else {
+                Phase::Accumulate
             };
             let microstep = before.next_epoch * length.batches_per_epoch + before.next_batch + i;
             let marked =
@@ -446,9 +447,10 @@ impl RunLoop<'_, '_> {
             // What was begun is finished, so that the message knows of it: a save that fails is
             // part of what it says of checkpoints.
             let _ = self.finish(false);
-            let (what, value) = match metrics.loss.is_finite() {
-                true => ("gradient norm", metrics.grad_norm),
-                false => ("loss", metrics.loss),
+            let (what, value) = if metrics.loss.is_finite() {
+                ("gradient norm", metrics.grad_norm)
+            } else {
+                ("loss", metrics.loss)
             };
             return Err(Error::NotFinite {
                 what,

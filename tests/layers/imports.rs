@@ -109,9 +109,10 @@ impl Crate {
                 globs.find_map(|used| {
                     let (found, glob) = self.files.get_key_value(&used.path)?;
                     let child = [&used.path[..], &path[length..]].concat();
-                    match self.files.contains_key(&child[..=used.path.len()]) {
-                        true => self.definer(child, most - 1),
-                        false => defines(&glob.code, name).then_some(found),
+                    if self.files.contains_key(&child[..=used.path.len()]) {
+                        self.definer(child, most - 1)
+                    } else {
+                        defines(&glob.code, name).then_some(found)
                     }
                 })
             }

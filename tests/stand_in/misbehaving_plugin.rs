@@ -77,10 +77,7 @@ unsafe extern "C" fn hanging_await(args: *mut usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn failing_await(args: *mut usize) -> *mut c_void {
-    match EXECUTED.load(Ordering::SeqCst) {
-        true => unsafe { too_short(EVENT_AWAIT, args) },
-        false => unsafe { real(EVENT_AWAIT)(args) },
-    }
+    if EXECUTED.load(Ordering::SeqCst) { unsafe { too_short(EVENT_AWAIT, args) } } else { unsafe { real(EVENT_AWAIT)(args) } }
 }
 
 unsafe fn is_mlir(args: *const usize) -> bool {

@@ -147,12 +147,14 @@ impl Graph {
                     node.op.infer(&operands)
                 }
             };
-            let checked = expected.and_then(|expected| match expected == node.shape {
-                true if expected.checked_bytes().is_none() => {
+            let checked = expected.and_then(|expected| {
+                if expected != node.shape {
+                    Err(format!("gives {expected}, but {} is recorded", node.shape))
+                } else if expected.checked_bytes().is_none() {
                     Err(format!("{expected} is too large"))
+                } else {
+                    Ok(())
                 }
-                true => Ok(()),
-                false => Err(format!("gives {expected}, but {} is recorded", node.shape)),
             });
             checked.map_err(|message| self.invalid(node, message))?;
         }

@@ -254,9 +254,10 @@ impl Llama {
         if logit_divisor == 0.0 {
             return Err(read.unsupported("logits_scaling", "logits cannot be divided by zero"));
         }
-        let gemma_factor = match switches.is_gemma {
-            true => (hidden_size as f64).sqrt(),
-            false => 1.0,
+        let gemma_factor = if switches.is_gemma {
+            (hidden_size as f64).sqrt()
+        } else {
+            1.0
         };
         Ok(Box::new(Llama {
             switches,
@@ -278,9 +279,10 @@ impl Llama {
             residual_factor: read.float_or("residual_multiplier", 1.0)?,
             logit_divisor,
             attention_dropout: read.rate_or("attention_dropout", 0.0)?,
-            residual_dropout: match switches.is_fused {
-                true => read.rate_or("resid_pdrop", 0.0)?,
-                false => 0.0,
+            residual_dropout: if switches.is_fused {
+                read.rate_or("resid_pdrop", 0.0)?
+            } else {
+                0.0
             },
             classifier_dropout: read
                 .rate_or("classifier_dropout", read.rate_or("hidden_dropout", 0.1)?)?,
@@ -318,12 +320,11 @@ impl Llama {
             let table = layer.rotary.map(|index| &tables[index]);
             self.attention(layer.window, table, &weights, &normed, batch, rng)?
         };
-        let before_mlp = match self.switches.norms_outputs {
-            true => {
-                attended = self.norm(weights, "post_attention_layernorm", &attended)?;
-                "pre_feedforward_layernorm"
-            }
-            false => "post_attention_layernorm",
+        let before_mlp = if self.switches.norms_outputs {
+            attended = self.norm(weights, "post_attention_layernorm", &attended)?;
+            "pre_feedforward_layernorm"
+        } else {
+            "post_attention_layernorm"
         };
         let x = x.add(&self.added(&attended, rng)?)?;
         let normed = self.norm(weights, before_mlp, &x)?;

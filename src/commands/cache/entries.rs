@@ -36,9 +36,10 @@ pub fn chosen<'a>(
     ids: &[String],
     store: &Store,
 ) -> Result<Vec<&'a Listed>, Error> {
-    match ids.is_empty() {
-        true => Ok(entries.iter().collect()),
-        false => ids.iter().map(|id| choose(entries, id, store)).collect(),
+    if ids.is_empty() {
+        Ok(entries.iter().collect())
+    } else {
+        ids.iter().map(|id| choose(entries, id, store)).collect()
     }
 }
 

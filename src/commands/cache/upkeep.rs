@@ -137,9 +137,10 @@ fn check(
 
 /// Removes what the rules name; in a dry run only says so.
 pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
-    let compiler = match rules.stale_compiler {
-        true => Some(Library::open().map_err(failed("opening the XLA library"))?),
-        false => None,
+    let compiler = if rules.stale_compiler {
+        Some(Library::open().map_err(failed("opening the XLA library"))?)
+    } else {
+        None
     };
     let entries = all(store)?;
     let of_device = |entry: &&Listed| match (&rules.device, &entry.header) {

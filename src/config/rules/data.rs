@@ -106,9 +106,10 @@ pub fn neighbour(path: &Path) -> Option<PathBuf> {
     }
     let name = path.file_name()?.to_str()?;
     let parent = path.parent()?;
-    let listed = match parent.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => parent,
+    let listed = if parent.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        parent
     };
     let entries = std::fs::read_dir(listed).ok()?.flatten();
     let mut names: Vec<String> = entries

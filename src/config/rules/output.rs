@@ -39,9 +39,10 @@ pub fn pushed_name_is_one_of_the_hub(flags: &Flags) -> Verdict {
     let name = flags.pushed_name().filter(|_| *flags.push_to_hub);
     match name {
         Some(name) if !hub::is_new_name(&name) => {
-            let source = match flags.hub_model_id.is_given() {
-                true => "--hub_model_id",
-                false => "--push_to_hub: the name of output_dir",
+            let source = if flags.hub_model_id.is_given() {
+                "--hub_model_id"
+            } else {
+                "--push_to_hub: the name of output_dir"
             };
             refuse(
                 format!("{source}: no repository can have the name {name:?}"),

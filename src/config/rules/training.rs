@@ -68,13 +68,14 @@ pub fn optimizer_takes_its_arguments(flags: &Flags) -> Verdict {
     };
     let built = flags.optim.with(&hyper, &flags.optim_args);
     built.map(drop).or_else(|error| {
-        refuse(
-            format!("--{name}: {error}"),
-            match *flags.optim == ADAMW {
-                true => "its settings have flags: --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay; others need another --optim".into(),
-                false => format!("write the arguments of --optim as --{name} name=value,name=value"),
-            },
-        )
+        let fix = if *flags.optim == ADAMW {
+            "its settings have flags: --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay; \
+             others need another --optim"
+                .to_string()
+        } else {
+            format!("write the arguments of --optim as --{name} name=value,name=value")
+        };
+        refuse(format!("--{name}: {error}"), fix)
     })
 }
 

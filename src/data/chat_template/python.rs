@@ -138,9 +138,12 @@ fn text_method(text: &str, name: &str, args: &[Jinja]) -> Result<Option<Jinja>> 
         }
         "swapcase" => {
             let () = from_args(args)?;
-            let swapped = text.chars().map(|letter| match letter.is_uppercase() {
-                true => letter.to_lowercase().to_string(),
-                false => letter.to_uppercase().to_string(),
+            let swapped = text.chars().map(|letter| {
+                if letter.is_uppercase() {
+                    letter.to_lowercase().to_string()
+                } else {
+                    letter.to_uppercase().to_string()
+                }
             });
             Jinja::from(swapped.collect::<String>())
         }

@@ -161,16 +161,15 @@ impl Input {
             });
         }
         let gzip = start.starts_with(&[0x1f, 0x8b]);
-        let reader: Box<dyn BufRead + Send> = match gzip {
-            true => {
-                let guarded = Guarded {
-                    inner: MultiGzDecoder::new(raw),
-                    compressed: read,
-                    written: 0,
-                };
-                Box::new(BufReader::with_capacity(1 << 18, guarded))
-            }
-            false => Box::new(raw),
+        let reader: Box<dyn BufRead + Send> = if gzip {
+            let guarded = Guarded {
+                inner: MultiGzDecoder::new(raw),
+                compressed: read,
+                written: 0,
+            };
+            Box::new(BufReader::with_capacity(1 << 18, guarded))
+        } else {
+            Box::new(raw)
         };
         let mut input = Input {
             path: path.to_path_buf(),
@@ -267,18 +266,16 @@ impl Input {
             Err(source) => source,
         };
         let path = self.path.clone();
-        match self.gzip {
-            true if source.kind() == io::ErrorKind::FileTooLarge => Error::GzipBomb {
+        if !self.gzip {
+            Error::io("read", &self.path)(source)
+        } else if source.kind() == io::ErrorKind::FileTooLarge {
+            Error::GzipBomb {
                 path,
                 line,
                 reason: source.to_string(),
-            },
-            true => Error::BadGzip { path, line, source },
-            false => Error::Io {
-                doing: "read",
-                path,
-                source,
-            },
+            }
+        } else {
+            Error::BadGzip { path, line, source }
         }
     }
 }

@@ -74,9 +74,10 @@ pub(in crate::data) struct ParquetReader {
 
 impl ParquetReader {
     pub fn open(path: &Path) -> Result<ParquetReader> {
-        let source = match is_url(path) {
-            true => Source::Remote(Arc::new(Remote::open(path)?)),
-            false => Source::File(files::open(path).map_err(Error::io("read", path))?),
+        let source = if is_url(path) {
+            Source::Remote(Arc::new(Remote::open(path)?))
+        } else {
+            Source::File(files::open(path).map_err(Error::io("read", path))?)
         };
         if source.len() == 0 {
             return Err(Error::EmptyFile {

@@ -99,12 +99,13 @@ fn parse(path: &Path) -> Result<Url> {
             "it names no file; give s3://BUCKET/KEY or https://HOST/PATH".to_string(),
         ));
     }
-    match url.query().is_some() || url.fragment().is_some() {
-        true => Err(bad(
+    if url.query().is_some() || url.fragment().is_some() {
+        Err(bad(
             "a query or fragment in it would be lost; give the plain address of the file"
                 .to_string(),
-        )),
-        false => Ok(url),
+        ))
+    } else {
+        Ok(url)
     }
 }
 
@@ -315,27 +316,24 @@ fn explain(url: &Path, error: object_store::Error) -> Error {
         Cause::NotSupported { .. } => Error::NoRanges { url },
         other => {
             let reason = whole_story(&other);
-            match reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential")
-            {
-                true => Error::ObjectForbidden {
+            if reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential") {
+                Error::ObjectForbidden {
                     hint: access_hint(&url),
                     url,
-                },
-                false => Error::Unreachable { url, reason },
+                }
+            } else {
+                Error::Unreachable { url, reason }
             }
         }
     }
 }
 
 fn access_hint(url: &Path) -> &'static str {
-    match url.starts_with("s3:") {
-        true => {
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN if they are temporary) and AWS_REGION, or \
+    if url.starts_with("s3:") {
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN if they are temporary) and AWS_REGION, or \
              AWS_SKIP_SIGNATURE=true for a public bucket"
-        }
-        false => {
-            "only files that anybody may read can be streamed over HTTP; download this one first"
-        }
+    } else {
+        "only files that anybody may read can be streamed over HTTP; download this one first"
     }
 }
 

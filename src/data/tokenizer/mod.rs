@@ -199,10 +199,11 @@ impl Tokenizer {
             })
         };
         let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
-        let definition = match normalizer::is_bert(&config) {
-            true => normalizer::obey_bert_config(definition, &config)
-                .map_err(|error| bad(error.to_string()))?,
-            false => definition,
+        let definition = if normalizer::is_bert(&config) {
+            normalizer::obey_bert_config(definition, &config)
+                .map_err(|error| bad(error.to_string()))?
+        } else {
+            definition
         };
         // The library panics on some of what a damaged file may say.
         let mut inner = panics::guarded(|| tokenizers::Tokenizer::from_bytes(&definition))

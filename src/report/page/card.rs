@@ -107,9 +107,10 @@ fn yaml(word: &str) -> String {
     let begins_well = word.starts_with(|c: char| c.is_ascii_alphabetic());
     let is_other = ["true", "false", "null", "yes", "no", "on", "off"]
         .contains(&word.to_ascii_lowercase().as_str());
-    match begins_well && word.chars().all(is_plain) && !is_other {
-        true => word.to_string(),
-        false => serde_json::Value::from(word).to_string(),
+    if begins_well && word.chars().all(is_plain) && !is_other {
+        word.to_string()
+    } else {
+        serde_json::Value::from(word).to_string()
     }
 }
 

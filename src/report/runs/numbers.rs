@@ -196,9 +196,10 @@ fn time(run: &Run) -> (Option<f64>, Option<f64>, Vec<PartTime>) {
 fn compiled(run: &Run) -> Compiled {
     let mut compiled = Compiled::default();
     for graph in &run.graphs {
-        let (count, seconds) = match graph.loaded {
-            true => (&mut compiled.loaded, &mut compiled.load_seconds),
-            false => (&mut compiled.compiled, &mut compiled.compile_seconds),
+        let (count, seconds) = if graph.loaded {
+            (&mut compiled.loaded, &mut compiled.load_seconds)
+        } else {
+            (&mut compiled.compiled, &mut compiled.compile_seconds)
         };
         *count += 1;
         *seconds += graph.seconds;

@@ -175,11 +175,14 @@ impl Snapshot {
         }
         let step = &snapshot.step;
         let is_done = step.total_steps > 0 && step.step >= step.total_steps;
-        snapshot.state = match () {
-            () if is_done && ended => State::Finished,
-            () if ended || (is_here && !lives(snapshot.pid)) => State::Stopped,
-            () if is_here => State::Running,
-            () => State::Unknown,
+        snapshot.state = if is_done && ended {
+            State::Finished
+        } else if ended || (is_here && !lives(snapshot.pid)) {
+            State::Stopped
+        } else if is_here {
+            State::Running
+        } else {
+            State::Unknown
         };
         if snapshot.state == State::Running && step.step_seconds > 0.0 {
             snapshot.seconds_left =
@@ -221,9 +224,10 @@ impl Snapshot {
 
 impl Graphs {
     fn add(&mut self, name: &str, id: &str, loaded: bool, seconds: f64) {
-        let (count, time) = match loaded {
-            true => (&mut self.loaded, &mut self.load_seconds),
-            false => (&mut self.compiled, &mut self.compile_seconds),
+        let (count, time) = if loaded {
+            (&mut self.loaded, &mut self.load_seconds)
+        } else {
+            (&mut self.compiled, &mut self.compile_seconds)
         };
         *count += 1;
         *time += seconds;

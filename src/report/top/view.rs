@@ -37,9 +37,12 @@ impl Snapshot {
     /// The numbers as pairs of name and value, for the screen and for `--once`.
     pub fn numbers(&self) -> Vec<(&'static str, String)> {
         let step = &self.step;
-        let share = |s: f64| match step.step_seconds > 0.0 {
-            true => format!("{} ({:.0}%)", seconds(s), s / step.step_seconds * 100.0),
-            false => seconds(s),
+        let share = |s: f64| {
+            if step.step_seconds > 0.0 {
+                format!("{} ({:.0}%)", seconds(s), s / step.step_seconds * 100.0)
+            } else {
+                seconds(s)
+            }
         };
         let mut numbers = vec![
             (
@@ -194,9 +197,10 @@ pub fn draw(frame: &mut Frame, snapshots: &[Snapshot]) {
     frame.render_widget(name, title);
     let shares = vec![Constraint::Fill(1); snapshots.len()];
     let fits = usize::from(rest.width) >= snapshots.len() * COLUMN;
-    let areas = match fits {
-        true => Layout::horizontal(shares).split(rest),
-        false => Layout::vertical(shares).split(rest),
+    let areas = if fits {
+        Layout::horizontal(shares).split(rest)
+    } else {
+        Layout::vertical(shares).split(rest)
     };
     for (snapshot, area) in snapshots.iter().zip(areas.iter()) {
         draw_beside_others(frame, snapshot, *area);
@@ -224,9 +228,10 @@ fn draw_beside_others(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
     let mut numbers = snapshot.numbers();
     numbers.retain(|(name, _)| chosen.contains(name));
     let height = numbers.len() as u16;
-    let [left, right] = match usize::from(rest.width) >= 2 * COLUMN {
-        true => Layout::horizontal([Constraint::Length(52), Constraint::Min(0)]).areas(rest),
-        false => Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(rest),
+    let [left, right] = if usize::from(rest.width) >= 2 * COLUMN {
+        Layout::horizontal([Constraint::Length(52), Constraint::Min(0)]).areas(rest)
+    } else {
+        Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(rest)
     };
     frame.render_widget(Paragraph::new(lines(&numbers)), left);
     if right.height >= 6 {
@@ -292,9 +297,10 @@ fn draw_run(frame: &mut Frame, snapshot: &Snapshot) {
     frame.render_widget(numbers.block(Block::bordered().title("run")), left);
     draw_loss(frame, snapshot, right);
     if rank_lines > 0 {
-        let title = match ranks.len() > RANKS {
-            true => format!("ranks, {RANKS} of {}", ranks.len()),
-            false => "ranks".to_string(),
+        let title = if ranks.len() > RANKS {
+            format!("ranks, {RANKS} of {}", ranks.len())
+        } else {
+            "ranks".to_string()
         };
         let widths = [4, 20, 9, 12, 18, 6, 11].map(Constraint::Length);
         let header = [
@@ -330,9 +336,10 @@ fn draw_run(frame: &mut Frame, snapshot: &Snapshot) {
 
 fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
     let (curve, evaluated) = (&snapshot.curve, &snapshot.eval_curve);
-    let title = match evaluated.is_empty() {
-        true => Line::from("loss"),
-        false => Line::from(vec!["loss".cyan(), ", ".into(), "evaluation".magenta()]),
+    let title = if evaluated.is_empty() {
+        Line::from("loss")
+    } else {
+        Line::from(vec!["loss".cyan(), ", ".into(), "evaluation".magenta()])
     };
     let block = Block::bordered().title(title);
     let all = || curve.iter().chain(evaluated);

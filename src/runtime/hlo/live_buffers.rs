@@ -138,9 +138,10 @@ impl<'m> Walk<'m> {
         let lifetimes: Vec<Lifetime> = (0..written.len())
             .map(|buffer| Lifetime {
                 alive: written[buffer].0..last_read[buffer] + 1,
-                bytes: match results.contains(&buffer) {
-                    true => 0,
-                    false => sizes[buffer].0,
+                bytes: if results.contains(&buffer) {
+                    0
+                } else {
+                    sizes[buffer].0
                 },
             })
             .collect();
@@ -234,12 +235,13 @@ fn renamed(instruction: &Instruction, operands: &[&Leaves]) -> Option<Leaves> {
 /// arrays stand in a row.
 fn leaf_shapes(instruction: &Instruction) -> Vec<&Shape> {
     fn collect<'s>(shape: &'s Shape, into: &mut Vec<&'s Shape>) {
-        match shape.tuple_shapes.is_empty() {
-            true => into.push(shape),
-            false => shape
+        if shape.tuple_shapes.is_empty() {
+            into.push(shape)
+        } else {
+            shape
                 .tuple_shapes
                 .iter()
-                .for_each(|element| collect(element, into)),
+                .for_each(|element| collect(element, into))
         }
     }
     let mut shapes = Vec::new();

@@ -619,11 +619,12 @@ impl Hook for SaveHook<'_> {
     fn finish(&mut self, run: &mut RunState, is_complete: bool) -> Result<()> {
         let _saving = accounting::enter(Part::Saving);
         self.wait(run)?;
-        match is_complete {
+        if is_complete {
             // No step follows that could prove the last one. It may be what a run began with that was
             // killed before it came to this.
-            true => self.prune(run),
-            false => Ok(()),
+            self.prune(run)
+        } else {
+            Ok(())
         }
     }
 }

@@ -92,9 +92,10 @@ impl ShardedStateWriter {
     pub fn download(&self, session: &mut Session) -> Trained<Vec<HostTensor>> {
         let mut own = Vec::new();
         for (rank, names) in self.names.iter().enumerate() {
-            match rank == self.group.rank_info().rank {
-                true => own = download(session, names)?,
-                false => take_part_in_download(session, names)?,
+            if rank == self.group.rank_info().rank {
+                own = download(session, names)?
+            } else {
+                take_part_in_download(session, names)?
             }
         }
         Ok(own)

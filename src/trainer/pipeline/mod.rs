@@ -133,9 +133,10 @@ fn compiled(session: &mut Session, part: &Part, time: &mut HostTime) -> Result<A
     }
     let (asked, hits_before) = (Instant::now(), session.cache.stats().hits);
     let compiled = session.cache.get(&part.graph)?;
-    match session.cache.stats().hits > hits_before {
-        true => time.trace += asked.elapsed(),
-        false => time.compile += asked.elapsed(),
+    if session.cache.stats().hits > hits_before {
+        time.trace += asked.elapsed()
+    } else {
+        time.compile += asked.elapsed()
     }
     Ok(part.compiled.get_or_init(|| compiled).clone())
 }

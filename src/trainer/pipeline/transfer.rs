@@ -17,16 +17,15 @@ pub(super) fn hand_on(
     values: &mut Values,
 ) -> Result<()> {
     for (&to, &takers) in handed.takers.iter().filter(|(to, _)| **to != stage) {
-        let copies: Vec<Buffer> = match session.are_together(stage, to) {
-            true => {
-                let devices = session.places(to).map(|(device, _)| device);
-                buffers
-                    .iter()
-                    .zip(devices)
-                    .map(|(buffer, device)| Ok(buffer.copy_to(device)?))
-                    .collect::<Result<_>>()?
-            }
-            false => transfer(session, (stage, to), &handed.shape, &buffers)?,
+        let copies: Vec<Buffer> = if session.are_together(stage, to) {
+            let devices = session.places(to).map(|(device, _)| device);
+            buffers
+                .iter()
+                .zip(devices)
+                .map(|(buffer, device)| Ok(buffer.copy_to(device)?))
+                .collect::<Result<_>>()?
+        } else {
+            transfer(session, (stage, to), &handed.shape, &buffers)?
         };
         if !copies.is_empty() {
             values.insert((handed.name.clone(), to), (copies.into(), takers));

@@ -222,9 +222,10 @@ impl Recording<'_> {
     #[track_caller]
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
         let held = self.held(name)?;
-        match held.dtype().is_float() {
-            true => Ok(held.convert(DType::F32)?),
-            false => Ok(held),
+        if held.dtype().is_float() {
+            Ok(held.convert(DType::F32)?)
+        } else {
+            Ok(held)
         }
     }
 
@@ -240,9 +241,12 @@ impl Recording<'_> {
                 .get(stages::original_name(name))
                 .map(|shape| self.session.placements.local(name, shape)),
         };
-        let shape = shape.map(|held| match self.divided {
-            true => self.session.placements.recorded(name, &held),
-            false => held,
+        let shape = shape.map(|held| {
+            if self.divided {
+                self.session.placements.recorded(name, &held)
+            } else {
+                held
+            }
         });
         let shape = shape.ok_or_else(|| Error::NoState {
             name: name.to_string(),

@@ -99,18 +99,19 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     let parameters = &held(placements, parameters);
     let mut found: Vec<(Vec<&ParameterSpec>, Vec<Vec<u32>>)> = Vec::new();
     for (name, members) in by_stage(placements, parameters) {
-        let checksums: Vec<Vec<u32>> = match session.is_spread() {
-            false => marked
-                .replicas(&name)
-                .iter()
-                .map(|sums| Ok(sums.download_to::<u32>()?))
-                .collect::<Result<_>>()?,
-            true => marked
+        let checksums: Vec<Vec<u32>> = if session.is_spread() {
+            marked
                 .start_reading_each(&name)?
                 .wait()?
                 .iter()
                 .map(|halves| join(halves))
-                .collect(),
+                .collect()
+        } else {
+            marked
+                .replicas(&name)
+                .iter()
+                .map(|sums| Ok(sums.download_to::<u32>()?))
+                .collect::<Result<_>>()?
         };
         let part = |replica: usize, parameter: usize| {
             placements.shard_index(&members[parameter].name, mesh, replica)

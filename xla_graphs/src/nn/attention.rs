@@ -426,14 +426,14 @@ fn cut(blocks: &Blocks, attention: &Attention, operands: &[Tensor]) -> Result<Cu
 /// keeps XLA from folding the first turn into the product. Where operands are 16-bit floats, the
 /// sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
 fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
-    match target.transposes_matmuls() {
-        true => x
-            .transpose(&[0, 1, 3, 2])?
+    if target.transposes_matmuls() {
+        x.transpose(&[0, 1, 3, 2])?
             .barrier()?
             .batched(p, 3, 2, wide)?
             .convert(x.dtype())?
-            .transpose(&[0, 1, 3, 2]),
-        false => p.batched(x, 2, 2, wide),
+            .transpose(&[0, 1, 3, 2])
+    } else {
+        p.batched(x, 2, 2, wide)
     }
 }
 

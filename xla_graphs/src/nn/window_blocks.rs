@@ -170,9 +170,10 @@ impl Blocks {
             key.compare(Comparison::Ge, &zero)?,
             key.compare_scalar(Comparison::Lt, self.tokens as f64)?,
             key.compare(Comparison::Gt, &query.add_scalar(-window)?)?,
-            match attention.causal {
-                true => key.compare(Comparison::Le, &query)?,
-                false => key.compare(Comparison::Lt, &query.add_scalar(window)?)?,
+            if attention.causal {
+                key.compare(Comparison::Le, &query)?
+            } else {
+                key.compare(Comparison::Lt, &query.add_scalar(window)?)?
             },
         ];
         let [first, rest @ ..] = &bounds;

@@ -41,9 +41,10 @@ pub(super) fn infer_compare(a: &Shape, b: &Shape) -> Inferred {
 pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
     let takes = |shape: &Shape| {
         let is_array = shape.dims[..] == pass.dims[..];
-        let dtypes: &[DType] = match is_array {
-            true => &[DType::F32, DType::BF16],
-            false => &[DType::F32],
+        let dtypes: &[DType] = if is_array {
+            &[DType::F32, DType::BF16]
+        } else {
+            &[DType::F32]
         };
         (is_array || shape.rank() == 0) && dtypes.contains(&shape.dtype)
     };
@@ -81,9 +82,10 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
         return Err("a step or a result names no value".into());
     }
     let mut shapes = pass.result_shapes();
-    match shapes.is_empty() {
-        true => Err("has no result".into()),
-        false => Ok(shapes.swap_remove(0)),
+    if shapes.is_empty() {
+        Err("has no result".into())
+    } else {
+        Ok(shapes.swap_remove(0))
     }
 }
 
@@ -94,9 +96,10 @@ pub(super) fn infer_select(pred: &Shape, on_true: &Shape, on_false: &Shape) -> I
 }
 
 pub(super) fn infer_bitcast(x: &Shape, dtype: DType) -> Inferred {
-    match x.dtype.size() == dtype.size() {
-        true => Ok(x.with_dtype(dtype)),
-        false => Err(format!("{} and {dtype} differ in size", x.dtype)),
+    if x.dtype.size() == dtype.size() {
+        Ok(x.with_dtype(dtype))
+    } else {
+        Err(format!("{} and {dtype} differ in size", x.dtype))
     }
 }
 

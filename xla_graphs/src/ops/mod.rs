@@ -26,10 +26,13 @@ impl Op {
         match self {
             Op::Input(_) => Err("inputs are declared, not recorded".into()),
             Op::Constant { dtype, .. } => Ok(Shape::scalar(*dtype)),
-            Op::Iota { dims, dim, dtype } => match *dim < dims.len() {
-                true => Ok(Shape::new(*dtype, dims.clone())),
-                false => Err(format!("dimension {dim} of a rank {} result", dims.len())),
-            },
+            Op::Iota { dims, dim, dtype } => {
+                if *dim < dims.len() {
+                    Ok(Shape::new(*dtype, dims.clone()))
+                } else {
+                    Err(format!("dimension {dim} of a rank {} result", dims.len()))
+                }
+            }
             Op::Unary(op) => arity(1).and_then(|()| elementwise::infer_unary(*op, operands[0])),
             Op::Binary(op) => {
                 arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1]))

@@ -8,13 +8,14 @@ use crate::trace::Tensor;
 
 pub(super) fn infer_reshape(x: &Shape, dims: &[usize]) -> Inferred {
     let result = Shape::new(x.dtype, dims);
-    match result.elements() == x.elements() {
-        true => Ok(result),
-        false => Err(format!(
+    if result.elements() == x.elements() {
+        Ok(result)
+    } else {
+        Err(format!(
             "{x} has {} elements, {result} has {}",
             x.elements(),
             result.elements()
-        )),
+        ))
     }
 }
 
@@ -100,14 +101,15 @@ pub(super) fn infer_concat(operands: &[&Shape], dim: usize) -> Inferred {
 }
 
 pub(super) fn infer_pad(x: &Shape, low: &[usize], high: &[usize]) -> Inferred {
-    match low.len() == x.rank() && high.len() == x.rank() {
-        true => Ok(Shape::new(
+    if low.len() == x.rank() && high.len() == x.rank() {
+        Ok(Shape::new(
             x.dtype,
             (0..x.rank())
                 .map(|i| low[i] + x.dims[i] + high[i])
                 .collect::<Vec<_>>(),
-        )),
-        false => Err(format!("needs {} low and high amounts", x.rank())),
+        ))
+    } else {
+        Err(format!("needs {} low and high amounts", x.rank()))
     }
 }
 

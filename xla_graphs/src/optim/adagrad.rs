@@ -40,16 +40,18 @@ impl Optimizer for Adagrad {
 
     /// With a decay, `lr / (1 + (k - 1) lr_decay)`.
     fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        match self.decays() {
-            true => vec![learning_rate / (1.0 + (step as f64 - 1.0) * self.lr_decay)],
-            false => Vec::new(),
+        if self.decays() {
+            vec![learning_rate / (1.0 + (step as f64 - 1.0) * self.lr_decay)]
+        } else {
+            Vec::new()
         }
     }
 
     fn counters(&self) -> &'static [&'static str] {
-        match self.decays() {
-            true => &["adagrad.steps"],
-            false => &[],
+        if self.decays() {
+            &["adagrad.steps"]
+        } else {
+            &[]
         }
     }
 

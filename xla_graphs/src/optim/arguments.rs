@@ -206,13 +206,13 @@ impl<'a> ArgumentReader<'a> {
         let mut names = self.given.iter().map(|(name, _)| name);
         if let Some(unknown) = names.find(|name| !self.known.contains(name)) {
             let (of, known) = (self.of, self.known.join(", "));
-            return Err(ArgumentError(match known.is_empty() {
+            return Err(ArgumentError(if unknown == "weight_decay" {
                 // torch's optimizers have it; here as in transformers each group of parameters has its own.
-                _ if unknown == "weight_decay" => {
-                    format!("{of} takes weight_decay from --weight_decay, not from its arguments")
-                }
-                true => format!("{of} takes no arguments, found `{unknown}`"),
-                false => format!("{of} has no argument `{unknown}`; it takes {known}"),
+                format!("{of} takes weight_decay from --weight_decay, not from its arguments")
+            } else if known.is_empty() {
+                format!("{of} takes no arguments, found `{unknown}`")
+            } else {
+                format!("{of} has no argument `{unknown}`; it takes {known}")
             }));
         }
         match self.problem {

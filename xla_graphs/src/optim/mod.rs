@@ -285,9 +285,10 @@ impl Update<'_> {
     /// The gradient with its factor and coupled weight decay: `g + wd w`.
     fn coupled(&self) -> Result<Tensor> {
         let gradient = self.scaled()?;
-        match self.weight_decay == 0.0 {
-            true => Ok(gradient),
-            false => gradient.add(&self.parameter.mul_scalar(self.weight_decay)?),
+        if self.weight_decay == 0.0 {
+            Ok(gradient)
+        } else {
+            gradient.add(&self.parameter.mul_scalar(self.weight_decay)?)
         }
     }
 

@@ -89,9 +89,12 @@ impl Muon {
         let narrow = |x: &Tensor| x.convert(DType::BF16);
         // The smaller side first: the products between it and itself are the smallest.
         let is_tall = matrix.dims()[0] > matrix.dims()[1];
-        let turned = |x: &Tensor| match is_tall {
-            true => x.transpose(&[1, 0]),
-            false => Ok(x.clone()),
+        let turned = |x: &Tensor| {
+            if is_tall {
+                x.transpose(&[1, 0])
+            } else {
+                Ok(x.clone())
+            }
         };
         // XLA's CPU compiler folds a transposition, also that of a gradient, into the matmul, and then
         // has none for 16-bit operands of that form.
@@ -121,9 +124,10 @@ impl Muon {
 
 impl Optimizer for Muon {
     fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec> {
-        match parameter.is_hidden_matrix {
-            true => vec![StateSpec::zeros("momentum_buffer", parameter.dims)],
-            false => self.rest.state(parameter),
+        if parameter.is_hidden_matrix {
+            vec![StateSpec::zeros("momentum_buffer", parameter.dims)]
+        } else {
+            self.rest.state(parameter)
         }
     }
 
@@ -155,9 +159,10 @@ impl Optimizer for Muon {
         }
         let (gradient, old) = (update.scaled()?, &update.state[0]);
         let momentum = old.add(&gradient.sub(old)?.mul_scalar(1.0 - self.momentum)?)?;
-        let direction = match self.nesterov {
-            true => gradient.add(&momentum.sub(&gradient)?.mul_scalar(self.momentum)?)?,
-            false => momentum.clone(),
+        let direction = if self.nesterov {
+            gradient.add(&momentum.sub(&gradient)?.mul_scalar(self.momentum)?)?
+        } else {
+            momentum.clone()
         };
         let direction = update.shard_of_whole(&direction, |whole| self.orthogonalized(whole))?;
         let rate = &update.scalars.learning_rate;

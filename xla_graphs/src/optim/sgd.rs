@@ -44,25 +44,29 @@ impl Sgd {
 
 impl Optimizer for Sgd {
     fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec> {
-        match self.momentum > 0.0 {
-            true => vec![StateSpec::zeros("momentum_buffer", parameter.dims)],
-            false => Vec::new(),
+        if self.momentum > 0.0 {
+            vec![StateSpec::zeros("momentum_buffer", parameter.dims)]
+        } else {
+            Vec::new()
         }
     }
 
     /// The factor on the gradient that enters the momentum.
     fn scalars(&self, _learning_rate: f64, step: u64) -> Vec<f64> {
-        match self.has_first_step() {
-            true if step == 1 => vec![1.0],
-            true => vec![1.0 - self.dampening],
-            false => Vec::new(),
+        if !self.has_first_step() {
+            Vec::new()
+        } else if step == 1 {
+            vec![1.0]
+        } else {
+            vec![1.0 - self.dampening]
         }
     }
 
     fn counters(&self) -> &'static [&'static str] {
-        match self.has_first_step() {
-            true => &["sgd.steps"],
-            false => &[],
+        if self.has_first_step() {
+            &["sgd.steps"]
+        } else {
+            &[]
         }
     }
 
@@ -93,9 +97,10 @@ impl Optimizer for Sgd {
                 _ => gradient.clone(),
             };
             let moved = momentum.mul_scalar(self.momentum)?.add(&added)?;
-            direction = match self.nesterov {
-                true => gradient.add(&moved.mul_scalar(self.momentum)?)?,
-                false => moved.clone(),
+            direction = if self.nesterov {
+                gradient.add(&moved.mul_scalar(self.momentum)?)?
+            } else {
+                moved.clone()
             };
             state.push(moved);
         }

@@ -319,14 +319,15 @@ fn indices(c: &Checked) -> Broken {
         return None;
     }
     Some(
-        match ranges::everything(index) == Some(range) || range.1 - range.0 >= i64::from(i32::MAX) {
-            true => format!(
+        if ranges::everything(index) == Some(range) || range.1 - range.0 >= i64::from(i32::MAX) {
+            format!(
                 "an index outside of the table stops the run: clamp indices to 0 to {last} first"
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "the indices go from {} to {}, the table from 0 to {last}",
                 range.0, range.1
-            ),
+            )
         },
     )
 }

@@ -118,24 +118,23 @@ impl CompilerFile {
             .output();
         let output = output.map_err(|error| format!("{}: {error}", self.path.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
-        match output.status.success() {
+        if output.status.success() {
             // Some versions print to standard error.
-            true => Ok(Some(text(&output.stdout))
+            Ok(Some(text(&output.stdout))
                 .filter(|text| !text.is_empty())
-                .unwrap_or_else(|| text(&output.stderr))),
-            false => {
-                let last = text(&output.stderr)
-                    .lines()
-                    .last()
-                    .unwrap_or("it printed nothing")
-                    .to_string();
-                Err(format!(
-                    "{} {}: {}: {last}",
-                    self.path.display(),
-                    args.join(" "),
-                    output.status
-                ))
-            }
+                .unwrap_or_else(|| text(&output.stderr)))
+        } else {
+            let last = text(&output.stderr)
+                .lines()
+                .last()
+                .unwrap_or("it printed nothing")
+                .to_string();
+            Err(format!(
+                "{} {}: {}: {last}",
+                self.path.display(),
+                args.join(" "),
+                output.status
+            ))
         }
     }
 }

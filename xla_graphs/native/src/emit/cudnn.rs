@@ -60,19 +60,20 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
     let mask = if of.causal { "CAUSAL" } else { "NO_MASK" };
     // P is [B, H, T, S]; everything else has its heads in dimension 2.
     let (heads, p) = ([0, 2], [0, 1]);
-    let products = match is_backward {
-        false => [
-            ("bmm1", product(3, 3, heads, heads)),
-            ("bmm2", product(3, 1, p, heads)),
-        ]
-        .to_vec(),
-        true => [
+    let products = if is_backward {
+        [
             ("bmm1_grad_gemm1", product(2, 1, p, heads)),
             ("bmm1_grad_gemm2", product(3, 1, p, heads)),
             ("bmm2_grad_gemm1", product(2, 1, p, heads)),
             ("bmm2_grad_gemm2", product(3, 3, heads, heads)),
         ]
-        .to_vec(),
+        .to_vec()
+    } else {
+        [
+            ("bmm1", product(3, 3, heads, heads)),
+            ("bmm2", product(3, 1, p, heads)),
+        ]
+        .to_vec()
     };
     let products: Vec<String> = products
         .iter()

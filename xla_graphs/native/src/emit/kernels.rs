@@ -71,9 +71,10 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
     let results: Vec<_> = call.result_shapes().iter().map(dense).collect();
     HloInstructionProto {
         opcode: "custom-call".into(),
-        shape: Some(match call.is_backward() {
-            true => tuple(results),
-            false => dense(&call.result_shapes()[0]),
+        shape: Some(if call.is_backward() {
+            tuple(results)
+        } else {
+            dense(&call.result_shapes()[0])
         }),
         custom_call_target: ATTENTION.into(),
         custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,

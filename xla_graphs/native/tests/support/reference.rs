@@ -78,16 +78,18 @@ impl Attention<'_> {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
         let row = |(t, q): (usize, &Vec<f64>)| {
             let sees_nothing = !(0..self.k.len()).any(|s| (self.visible)(t, s));
-            let score = |(s, k): (usize, &Vec<f64>)| match (self.visible)(t, s) {
-                // transformers adds the lowest finite number, which leaves a row without keys
-                // uniform over those that it was added to once.
-                _ if sees_nothing && (self.counts_unseen)(t, s) => 0.0,
-                true => {
+            let score = |(s, k): (usize, &Vec<f64>)| {
+                if sees_nothing && (self.counts_unseen)(t, s) {
+                    // transformers adds the lowest finite number, which leaves a row without keys
+                    // uniform over those that it was added to once.
+                    0.0
+                } else if (self.visible)(t, s) {
                     let score = self.scale * dot(q, k);
                     self.soft_cap
                         .map_or(score, |cap| cap * (score / cap).tanh())
+                } else {
+                    f64::NEG_INFINITY
                 }
-                false => f64::NEG_INFINITY,
             };
             let scores: Vec<f64> = self.k.iter().enumerate().map(score).collect();
             let p = softmax(&scores);

@@ -87,9 +87,10 @@ fn partition_with_rank(
         .iter()
         .map(|input| input_shard(&trace, input, partition))
         .collect::<Result<Vec<Shard>>>()?;
-    let rank = match with_rank {
-        true => trace.input(TP_RANK, Shape::scalar(DType::S32), InputRole::Feed),
-        false => trace.constant(0.0, DType::S32)?,
+    let rank = if with_rank {
+        trace.input(TP_RANK, Shape::scalar(DType::S32), InputRole::Feed)
+    } else {
+        trace.constant(0.0, DType::S32)?
     };
     let gradients = tables::gradients_of_row_shards(graph, partition);
     let partitioner = Partitioner::new(trace.clone(), partition, rank);

@@ -511,14 +511,13 @@ impl Partitioner<'_> {
         else {
             return Ok(None);
         };
-        let locals =
-            operands
-                .iter()
-                .zip(shapes)
-                .map(|(part, shape)| match shape.dims == shapes[0].dims {
-                    true => self.to_sharded(part, found, shape),
-                    false => self.to_replicated(part),
-                });
+        let locals = operands.iter().zip(shapes).map(|(part, shape)| {
+            if shape.dims == shapes[0].dims {
+                self.to_sharded(part, found, shape)
+            } else {
+                self.to_replicated(part)
+            }
+        });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
             Op::Composite(
