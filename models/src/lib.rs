@@ -229,11 +229,21 @@ pub fn default_config(model_type: &str) -> Result<Config> {
 /// Whether a model type or preset is an encoder's, which sees the whole text, rather than a
 /// decoder's, which sees what came before; `None` if there is no such type or preset.
 pub fn is_encoder(name: &str) -> Option<bool> {
+    Some(named(name)?.kind == Kind::Encoder)
+}
+
+/// Whether the family of a model type or preset has this head; `None` if there is no such type or
+/// preset.
+pub fn has_head(name: &str, head: HeadKind) -> Option<bool> {
+    Some(named(name)?.class(head).is_some())
+}
+
+/// The family of a model type or preset.
+fn named(name: &str) -> Option<&'static Family> {
     let short = without_organization(name);
-    let family = FAMILIES
+    FAMILIES
         .iter()
-        .find(|family| family.model_type == name || family.preset(short).is_some())?;
-    Some(family.kind == Kind::Encoder)
+        .find(|family| family.model_type == name || family.preset(short).is_some())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Choices between words: each an enum (or a list of names that another part of the program keeps)
 //! with one declaration that parsing, help, messages and `Display` read.
 
-use super::command::{CommandName, sets};
+use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
@@ -13,7 +13,7 @@ use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{ExampleOrder, OptimizerKind};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::{HeadKind, MODEL_TYPES, build, default_config, is_encoder, preset};
+use xtrain_models::{HeadKind, MODEL_TYPES, has_head};
 
 /// A choice between words.
 pub trait Choice: Copy + 'static {
@@ -285,25 +285,14 @@ fn model_types(command: Option<CommandName>) -> Vec<&'static str> {
     MODEL_TYPES.into_iter().filter(suits).collect()
 }
 
-/// Whether a model that is known by name is of the kind that the command's task is for: encoders
-/// see the whole text, decoders what came before, and not every family has every classifier.
+/// Whether a model that is known by name is of a family with the head that the command needs.
 pub fn suits_task(name: &str, command: CommandName) -> bool {
-    let head = if sets::CLS.contains(command) {
-        Some(HeadKind::SequenceClassification { labels: 2 })
-    } else if sets::TOKEN_CLS.contains(command) {
-        Some(HeadKind::TokenClassification { labels: 2 })
-    } else {
-        None
+    let head = match (command.task(), command) {
+        (Some(task), _) => task.head(),
+        (None, CommandName::Generate) => HeadKind::CausalLm,
+        (None, _) => return true,
     };
-    if let Some(head) = head {
-        let config = preset(name).or_else(|| default_config(name).ok());
-        return config.is_none_or(|config| build(config, head).is_ok());
-    }
-    match is_encoder(name) {
-        Some(true) => !sets::CLM.contains(command) && !sets::GENERATE.contains(command),
-        Some(false) => !sets::MLM.contains(command),
-        None => true,
-    }
+    has_head(name, head) != Some(false)
 }
 
 /// What can be compiled for by name.

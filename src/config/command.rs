@@ -4,6 +4,7 @@
 use CacheVerb::*;
 use CommandName::*;
 use TaskName::*;
+use xtrain_models::HeadKind;
 
 /// What a model is trained for: the second word of `train`, `eval`, `compile`, `fit` and `predict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,18 @@ pub enum TaskName {
     Cls,
     /// Classification of words.
     TokenCls,
+}
+
+impl TaskName {
+    /// The head that its models have, a classifier's with two labels.
+    pub fn head(self) -> HeadKind {
+        match self {
+            Clm => HeadKind::CausalLm,
+            Mlm => HeadKind::MaskedLm,
+            Cls => HeadKind::SequenceClassification { labels: 2 },
+            TokenCls => HeadKind::TokenClassification { labels: 2 },
+        }
+    }
 }
 
 /// What `xtrain cache` does, its second word.
@@ -398,6 +411,15 @@ impl CommandName {
             .iter()
             .find(|info| info.id == self)
             .expect("names come from this table")
+    }
+
+    /// The task that it is for; `None` of a command without one.
+    pub fn task(self) -> Option<TaskName> {
+        match self {
+            Train(task) | Eval(task) | Predict(task) | Compile(task) | Fit(task) => Some(task),
+            Generate | Launch | Bench | Scaling | Sweep | Doctor | Top | Report | Quickstart
+            | Cache(_) => None,
+        }
     }
 
     /// Its words, as in `train clm`.

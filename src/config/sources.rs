@@ -2,8 +2,8 @@
 //! both the rules and the plans go by.
 
 use super::choices::SaveStrategy;
+use super::command::TaskName;
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
-use super::command::{CommandName, TaskName};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
@@ -54,23 +54,7 @@ pub fn tokenizer_path(flags: &Flags) -> Option<&Path> {
 
 /// What the command's task learns, from which data; `None` of a command without one.
 pub fn task(flags: &Flags) -> Option<TaskPlan> {
-    match flags.command {
-        CommandName::Train(task)
-        | CommandName::Eval(task)
-        | CommandName::Predict(task)
-        | CommandName::Compile(task)
-        | CommandName::Fit(task) => Some(task_plan(flags, task)),
-        CommandName::Generate
-        | CommandName::Launch
-        | CommandName::Bench
-        | CommandName::Scaling
-        | CommandName::Sweep
-        | CommandName::Doctor
-        | CommandName::Top
-        | CommandName::Report
-        | CommandName::Quickstart
-        | CommandName::Cache(_) => None,
-    }
+    Some(task_plan(flags, flags.command.task()?))
 }
 
 /// What is learned, from which data.

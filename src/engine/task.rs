@@ -153,7 +153,7 @@ fn padding_tokenizer(
     task: &dyn Task,
     config: &Config,
 ) -> Result<Tokenizer, Error> {
-    if tokenizer.pad_id().is_some() || task.labelled().is_none() {
+    if tokenizer.pad_id().is_some() || task.padding().is_none() {
         return Ok(tokenizer);
     }
     let model = config

@@ -123,7 +123,7 @@ rules! {
     model_suits_the_task for READING | GENERATE in contents;
     model_can_be_built for READING | GENERATE | BENCH in contents;
     model_has_the_labels for TRAINING | EVAL | PREDICT in contents;
-    length_is_within_the_model for CLM | MLM | TOKEN_CLS in contents;
+    length_is_within_the_model for READING in contents;
     mesh_divides_the_model for TRAIN_EVAL | BENCH in contents;
     tokenizer_is_there for READING | GENERATE in model;
     something_to_train_on for TRAINING in data;

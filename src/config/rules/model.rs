@@ -5,7 +5,7 @@ use super::output::newest_checkpoint;
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::checkpoint::{self, Weights};
 use crate::config::choices::suits_task;
-use crate::config::command::sets::{GENERATE, MLM, PREDICT};
+use crate::config::command::sets::{GENERATE, PREDICT};
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::config::from_hub;
@@ -13,7 +13,7 @@ use crate::config::nearest::nearest;
 use crate::config::sources;
 use crate::data::Tokenizer;
 use std::path::Path;
-use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
+use xtrain_models::{MODEL_TYPES, preset_name, presets};
 
 /// Either a directory with weights, or a description of a model with random ones.
 pub fn weights_or_a_description(flags: &Flags) -> Verdict {
@@ -47,9 +47,8 @@ pub fn weights_or_a_description(flags: &Flags) -> Verdict {
         return Ok(());
     }
     let mut types = MODEL_TYPES.into_iter();
-    let encoder = MLM.contains(flags.command);
-    let usual = types.find(|name| is_encoder(name) == Some(encoder));
-    let usual = usual.expect("there are families of both kinds");
+    let usual = types.find(|name| suits_task(name, flags.command));
+    let usual = usual.expect("there is a family for every task");
     refuse_if(
         !flags.model_type.is_given() && !flags.config_name.is_given(),
         "no model is named",
