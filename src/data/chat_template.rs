@@ -42,9 +42,13 @@ const SPECIAL_TOKENS: [&str; 7] = [
     "mask_token",
 ];
 
+/// The name that a template has within its environment.
+const TEMPLATE: &str = "chat";
+
 /// A model's template.
 pub struct ChatTemplate {
-    source: String,
+    /// Holds it, parsed, as [`TEMPLATE`].
+    environment: Environment<'static>,
     /// Where it was found, for messages.
     place: String,
     /// Special tokens by name (`bos_token`).
@@ -55,7 +59,7 @@ impl ChatTemplate {
     /// The template that comes with a tokenizer; `None` where there is none.
     ///
     /// # Errors
-    /// If it is no text, or there are several of which none is the default.
+    /// If it is no text or no valid Jinja, or there are several of which none is the default.
     pub fn of(tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         let config = tokenizer.config();
         let bad = |place: &str, reason: &str| Error::ChatTemplate {
@@ -95,19 +99,36 @@ impl ChatTemplate {
                 tokens.insert(key.into(), token.into());
             }
         }
-        Ok(Some(ChatTemplate {
-            source,
+        ChatTemplate::new(&source, place, tokens).map(Some)
+    }
+
+    fn new(source: &str, place: &str, tokens: Map<String, Value>) -> Result<ChatTemplate> {
+        let mut environment = environment();
+        let added = environment.add_template_owned(TEMPLATE, without_generation_tags(source));
+        added.map_err(|error| Error::ChatTemplate {
+            place: place.to_string(),
+            reason: error.to_string(),
+        })?;
+        Ok(ChatTemplate {
+            environment,
             place: place.to_string(),
             tokens,
-        }))
+        })
+    }
+
+    /// What decides how it writes a conversation.
+    pub fn key(&self) -> Value {
+        let source = self.environment.get_template(TEMPLATE);
+        let source = source.expect("it was added when the template was made");
+        serde_json::json!([source.source(), self.tokens])
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer
     /// begins.
     ///
     /// # Errors
-    /// If the template is not valid Jinja, uses what is not supported, or raises an error itself, as
-    /// where roles do not alternate.
+    /// If the template uses what is not supported, or raises an error itself, as where roles do not
+    /// alternate.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let mut context = self.tokens.clone();
         // There are none, which templates may ask for by `is not none`.
@@ -117,10 +138,8 @@ impl ChatTemplate {
         let messages = serde_json::to_value(messages).expect("roles and contents are texts");
         context.insert("messages".into(), messages);
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let environment = environment();
-        let source = without_generation_tags(&self.source);
-        let rendered = environment.template_from_str(&source);
-        let rendered = rendered.and_then(|template| template.render(Serde(context)));
+        let template = self.environment.get_template(TEMPLATE);
+        let rendered = template.and_then(|template| template.render(Serde(context)));
         rendered.map_err(|error| Error::ChatTemplate {
             place: self.place.clone(),
             reason: match error.detail() {
@@ -280,11 +299,7 @@ mod tests {
     use super::*;
 
     fn render(source: &str, messages: &[Message]) -> Result<String> {
-        let template = ChatTemplate {
-            source: source.to_string(),
-            place: FILE.to_string(),
-            tokens: Map::new(),
-        };
+        let template = ChatTemplate::new(source, FILE, Map::new())?;
         template.render(messages, true)
     }
 

@@ -192,7 +192,7 @@ pub enum Error {
         found: Vec<String>,
     },
 
-    #[error("{} is not a table: classification reads .csv, .tsv, .json, .jsonl (each also .gz) and .parquet", path.display())]
+    #[error("{} is not a table, whose name ends in .csv, .tsv, .json, .jsonl (each also .gz) or .parquet", path.display())]
     NotATable { path: PathBuf },
 
     #[error("no tokenizer in {}: expected tokenizer.json, vocab.json with merges.txt, vocab.txt or spiece.model{hint}", dir.display())]

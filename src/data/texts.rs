@@ -115,7 +115,7 @@ pub fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error 
         Cell::Number(number) => format!("is {number}, not text"),
         Cell::Class { name, .. } => format!("is the class {name}, not text"),
         Cell::List(_) => "is an array, not text".to_string(),
-        Cell::Other(kind) => format!("is {kind}, not text"),
+        Cell::Fields(_) => "is an object, not text".to_string(),
         Cell::Missing | Cell::Text(_) => "is missing".to_string(),
     };
     Error::BadRow {

@@ -267,7 +267,7 @@ pub fn name(cell: &Cell) -> Result<String, &'static str> {
         }),
         Cell::Class { name, .. } => Ok(name.clone()),
         Cell::Missing => Err("the label is missing"),
-        Cell::List(_) | Cell::Other(_) => Err("the label is a list or structure"),
+        Cell::List(_) | Cell::Fields(_) => Err("the label is a list or structure"),
     }
 }
 

@@ -15,6 +15,21 @@ pub enum Cell {
     Missing,
     /// A list of cells, such as a sentence's words.
     List(Vec<Cell>),
-    /// Anything else, by what it is.
-    Other(&'static str),
+    /// A structure: its fields by name, such as the role and content of a message.
+    Fields(Vec<(String, Cell)>),
+}
+
+impl Cell {
+    /// Bytes of the longest text in it.
+    pub fn longest_text(&self) -> usize {
+        match self {
+            Cell::Text(text) => text.len(),
+            Cell::List(cells) => cells.iter().map(Cell::longest_text).max().unwrap_or(0),
+            Cell::Fields(fields) => {
+                let cells = fields.iter().map(|(_, cell)| cell.longest_text());
+                cells.max().unwrap_or(0)
+            }
+            Cell::Number(_) | Cell::Class { .. } | Cell::Missing => 0,
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parquet::basic::{LogicalType, Type as Physical};
+use parquet::basic::{ConvertedType, LogicalType, Type as Physical};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
@@ -141,26 +141,16 @@ impl ParquetReader {
         self.class_names[column].as_deref()
     }
 
-    /// Reads these columns from now on. Refuses those that hold neither text, numbers nor truth
-    /// values.
+    /// Reads these columns from now on.
+    ///
+    /// # Errors
+    /// One holds binary data or maps.
     pub fn choose(&mut self, columns: &[usize]) -> Result<()> {
         for &column in columns {
             let field = &self.reader.metadata().file_metadata().schema().get_fields()[column];
-            let text = |field: &Type| {
-                let utf8 = field.get_basic_info().logical_type_ref() == Some(&LogicalType::String)
-                    || field.get_basic_info().converted_type()
-                        == parquet::basic::ConvertedType::UTF8;
-                field.get_physical_type() != Physical::BYTE_ARRAY || utf8
-            };
-            let is_list = list_element(field).is_some_and(text);
-            if !is_list && (!field.is_primitive() || !text(field)) {
-                let kind = if field.is_primitive() {
-                    "binary data"
-                } else {
-                    "lists or structures"
-                };
+            if let Some(kind) = unreadable(field) {
                 let reason = format!(
-                    "column {:?} holds {kind}; text, whole numbers or truth values are expected",
+                    "column {:?} holds {kind}; text, numbers, truth values, and lists and structures of these are read",
                     field.name()
                 );
                 return Err(Error::BadTable {
@@ -322,16 +312,34 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
                 .map(|element| cell(element, class_names))
                 .collect(),
         ),
+        Field::Group(row) => Cell::Fields(
+            row.get_column_iter()
+                .map(|(name, field)| (name.clone(), cell(field, None)))
+                .collect(),
+        ),
         other => Cell::Number(other.to_string()),
     }
 }
 
-/// The elements of a column of lists of text or numbers.
-fn list_element(field: &Type) -> Option<&Type> {
-    let is_list = field.get_basic_info().converted_type() == parquet::basic::ConvertedType::LIST;
-    let repeated = (is_list && field.is_group()).then(|| field.get_fields().first())??;
-    let element = repeated.get_fields().first()?;
-    element.is_primitive().then_some(&**element)
+/// Why a column cannot be read: binary data, or a map, somewhere in it.
+fn unreadable(field: &Type) -> Option<&'static str> {
+    let info = field.get_basic_info();
+    if field.is_primitive() {
+        let is_text = info.logical_type_ref() == Some(&LogicalType::String)
+            || info.converted_type() == ConvertedType::UTF8;
+        let is_binary = field.get_physical_type() == Physical::BYTE_ARRAY && !is_text;
+        return is_binary.then_some("binary data");
+    }
+    if matches!(
+        info.converted_type(),
+        ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE
+    ) {
+        return Some("maps");
+    }
+    field
+        .get_fields()
+        .iter()
+        .find_map(|field| unreadable(field))
 }
 
 /// Why the decoder stopped.

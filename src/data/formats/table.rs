@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cell::Cell;
 use super::csv::{CsvReader, Fields};
 use super::input::{Bookmark, Input};
-use super::json::{JsonReader, JsonRow, kind};
+use super::json::{JsonReader, JsonRow};
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, MissingColumn, Place, Result};
 use crate::data::settings::{MAX_FIELD, Quoting, TableSettings};
@@ -241,8 +241,7 @@ impl Table {
                 let Some((place, cells)) = reader.read()? else {
                     return Ok(None);
                 };
-                let long = |cell: &Cell| matches!(cell, Cell::Text(text) if text.len() > MAX_FIELD);
-                if cells.iter().any(long) {
+                if cells.iter().any(|cell| cell.longest_text() > MAX_FIELD) {
                     return Err(Error::HugeField { place });
                 }
                 Ok(Some(Row { place, cells }))
@@ -313,7 +312,12 @@ fn cell(value: &Value) -> Cell {
         Value::Number(number) => Cell::Number(number.to_string()),
         Value::Bool(value) => Cell::Number(value.to_string()),
         Value::Array(values) => Cell::List(values.iter().map(cell).collect()),
-        other => Cell::Other(kind(other)),
+        Value::Object(fields) => Cell::Fields(
+            fields
+                .iter()
+                .map(|(name, value)| (name.clone(), cell(value)))
+                .collect(),
+        ),
     }
 }
 
