@@ -172,10 +172,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
-        (
-            "train".into(),
-            "error: `xtrain train` needs one of: clm, mlm, cls, token-cls\n",
-        ),
+        ("train".into(), "error: `xtrain train` needs one of: clm, "),
         (
             "train mml".into(),
             "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n",
@@ -199,7 +196,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ("--device".into(), "error: --device needs a value"),
         (
             "--device cpu".into(),
-            "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, train token-cls, eval clm",
+            "error: `xtrain COMMAND` needs one of: train clm, ",
         ),
         (
             "bench --steps 0 --model_type gpt2".into(),

@@ -700,9 +700,13 @@ mod tests {
             [format!("{blocks} is read as `xtrain train clm {blocks}`")]
         );
         let error = typed(&format!("train {plain}")).unwrap_err();
+        let tasks: Vec<&str> = second_words("train").collect();
         assert_eq!(
             error.to_string(),
-            format!("{plain} does not show which of clm, mlm, cls, token-cls it is for")
+            format!(
+                "{plain} does not show which of {} it is for",
+                tasks.join(", ")
+            )
         );
         let error = typed(&plain).unwrap_err();
         assert_eq!(

@@ -66,7 +66,9 @@ impl ChatTemplate {
             place: place.to_string(),
             reason: reason.to_string(),
         };
-        let (source, place) = match (tokenizer.file(FILE), config.get("chat_template")) {
+        let setting = config.get("chat_template");
+        let setting = setting.filter(|value| !value.is_null());
+        let (source, place) = match (tokenizer.file(FILE), setting) {
             (Some(bytes), _) => {
                 let source = String::from_utf8(bytes.to_vec());
                 (source.map_err(|_| bad(FILE, "it is not UTF-8"))?, FILE)
