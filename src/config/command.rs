@@ -11,6 +11,8 @@ use xtrain_models::HeadKind;
 pub enum TaskName {
     /// Causal language modelling.
     Clm,
+    /// Supervised fine-tuning.
+    Sft,
     /// Masked language modelling.
     Mlm,
     /// Classification and regression of texts and pairs of texts.
@@ -23,7 +25,7 @@ impl TaskName {
     /// The head that its models have, a classifier's with two labels.
     pub fn head(self) -> HeadKind {
         match self {
-            Clm => HeadKind::CausalLm,
+            Clm | Sft => HeadKind::CausalLm,
             Mlm => HeadKind::MaskedLm,
             Cls => HeadKind::SequenceClassification { labels: 2 },
             TokenCls => HeadKind::TokenClassification { labels: 2 },
@@ -112,6 +114,7 @@ pub mod sets {
         REPORT = Report,
         CLM = Train(Clm) | Eval(Clm) | Compile(Clm) | Fit(Clm),
         EVAL_CLM = Eval(Clm),
+        SFT = Train(Sft) | Eval(Sft) | Compile(Sft) | Fit(Sft),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),
@@ -123,7 +126,8 @@ pub mod sets {
         /// Commands of tasks whose rows have labels.
         LABELLED = Train(Cls | TokenCls) | Compile(Cls | TokenCls) | Fit(Cls | TokenCls)
             | Eval(Cls | TokenCls),
-        LANGUAGE_MODELS = Train(Clm | Mlm) | Eval(Clm | Mlm) | Compile(Clm | Mlm) | Fit(Clm | Mlm),
+        LANGUAGE_MODELS = Train(Clm | Sft | Mlm) | Eval(Clm | Sft | Mlm) | Compile(Clm | Sft | Mlm)
+            | Fit(Clm | Sft | Mlm),
         /// Commands that read a data set.
         READING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_),
         /// Commands that compile graphs.
@@ -184,6 +188,13 @@ pub const COMMANDS: &[CommandInfo] = &[
                    xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
     ),
     info(
+        Train(Sft),
+        "train sft",
+        "Fine-tune a causal language model on conversations, prompts with completions, or texts",
+        "xtrain train sft --model_name_or_path DIR --train_file chats.jsonl --assistant_only_loss --max_seq_length 1024 \\\n      \
+                   --do_train --do_eval --output_dir out",
+    ),
+    info(
         Train(Mlm),
         "train mlm",
         "Train a masked language model on text files",
@@ -209,6 +220,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "eval clm",
         "Loss and perplexity of a model on text files",
         "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
+    ),
+    info(
+        Eval(Sft),
+        "eval sft",
+        "Loss, perplexity and accuracy of a model on conversations, completions or texts",
+        "xtrain eval sft --model_name_or_path out --validation_file chats.jsonl --assistant_only_loss",
     ),
     info(
         Eval(Mlm),
@@ -306,6 +323,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
     ),
     info(
+        Compile(Sft),
+        "compile sft",
+        "Compile every graph that `train sft` with the same flags will use, without data or weights",
+        "xtrain compile sft --model_name_or_path DIR --max_seq_length 1024 --pad_to_bucket 256,512 --do_train",
+    ),
+    info(
         Compile(Mlm),
         "compile mlm",
         "Compile every graph that `train mlm` with the same flags will use, without data or weights",
@@ -329,6 +352,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "Find the largest batch that fits into memory, from compiler statistics, without running a step",
         "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
                    xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
+    ),
+    info(
+        Fit(Sft),
+        "fit sft",
+        "Find the largest batch of `train sft` with the same flags that fits into memory",
+        "xtrain fit sft --model_name_or_path DIR --max_seq_length 1024 --memory 16GiB",
     ),
     info(
         Fit(Mlm),

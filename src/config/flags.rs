@@ -243,7 +243,8 @@ Data {
     /// Files whose rows to label; no label column needed
     test_file: Paths, TRAIN_LABELLED | PREDICT;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
-    /// (token-cls, lists of words: tokens or words)
+    /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
+    /// completion, messages or text)
     text_column_name: Option<String>, READING;
     /// GLUE task: brings its columns and, without files, its data set
     task_name: Option<GlueTask>, CLS;
@@ -274,7 +275,11 @@ Data {
     stride: Option<Count<1>>, EVAL_CLM;
     /// Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's
     /// positions
-    max_seq_length: Option<Count<1>>, MLM | TOKEN_CLS;
+    max_seq_length: Option<Count<1>>, SFT | MLM | TOKEN_CLS, alias "max_length";
+    /// Of a prompt with its completion, learn the completion alone
+    completion_only_loss: bool = "true", SFT;
+    /// Of a conversation, learn the assistant's turns alone
+    assistant_only_loss: bool = "false", SFT;
     /// Tokens per example; longer ones are truncated, the longer text of a pair first
     cls_max_seq_length: Count<1> = "128", CLS, name "max_seq_length";
     /// Treat each line as an example, instead of concatenating lines and chunking
@@ -285,12 +290,12 @@ Data {
     /// Mask whole words rather than tokens
     whole_word_mask: bool = "false", MLM;
     /// Pad all batches to max_seq_length, else to powers of two (mlm: only with line_by_line)
-    pad_to_max_length: bool = "false", MLM | TOKEN_CLS;
+    pad_to_max_length: bool = "false", SFT | MLM | TOKEN_CLS;
     /// Pad all batches to max_seq_length; false: to powers of two; ignored with pad_to_bucket
     cls_pad_to_max_length: bool = "true", CLS, name "pad_to_max_length";
     /// Pad each batch to the smallest of these lengths that fits, as 32,64; compiles one graph
     /// per length and one for max_seq_length
-    pad_to_bucket: Option<Buckets>, MLM | CLS | TOKEN_CLS;
+    pad_to_bucket: Option<Buckets>, SFT | MLM | CLS | TOKEN_CLS;
     /// Read the training files during the run, instead of tokenizing them first; needs
     /// max_steps
     streaming: bool = "false", TRAIN;

@@ -9,7 +9,9 @@ use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use crate::data::LabelMap;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
-use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
+use crate::tasks::{
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
+};
 use crate::trainer::settings::{BestRule, EarlyStopping};
 use std::path::{Path, PathBuf};
 use xtrain_models::preset_name;
@@ -64,6 +66,13 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             source: source(flags),
             block_size: *flags.block_size,
             stride: *flags.stride,
+        }),
+        TaskName::Sft => TaskPlan::Sft(SftDataSettings {
+            source: source(flags),
+            max_seq_length: *flags.max_seq_length,
+            padding: padding(flags, *flags.pad_to_max_length),
+            completion_only_loss: *flags.completion_only_loss,
+            assistant_only_loss: *flags.assistant_only_loss,
         }),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),

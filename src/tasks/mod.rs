@@ -15,6 +15,7 @@ mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
+pub mod sft;
 pub mod token_cls;
 
 use std::fmt::Debug;
@@ -36,6 +37,7 @@ use crate::trainer::feed::LabelShape;
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
 pub use mlm::MlmDataSettings;
+pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
 /// Every task, with the settings of its data.
@@ -43,6 +45,8 @@ pub use token_cls::TokenClsDataSettings;
 pub enum TaskPlan {
     /// Causal language modelling.
     Clm(ClmDataSettings),
+    /// Supervised fine-tuning.
+    Sft(SftDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -57,6 +61,7 @@ impl Deref for TaskPlan {
     fn deref(&self) -> &(dyn Task + 'static) {
         match self {
             TaskPlan::Clm(task) => task,
+            TaskPlan::Sft(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,

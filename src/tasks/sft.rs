@@ -1,0 +1,501 @@
+//! Supervised fine-tuning, as TRL's SFTTrainer prepares it: examples that stand alone, each a text,
+//! a prompt with its completion, or a conversation that the model's chat template makes a text of.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ndarray::s;
+use serde_json::{Value, json};
+use xtrain_models::{HeadKind, IGNORED_LABEL};
+
+use super::language::TokenAccuracy;
+use super::mlm::max_seq_length;
+use super::{Context, Length, Task};
+use crate::data::chat_template::{ChatTemplate, Message};
+use crate::data::formats::cell::Cell;
+use crate::data::formats::input::Bookmark;
+use crate::data::formats::table::{Row as TableRow, Table};
+use crate::data::padding::Padding;
+use crate::data::rows::{Totals, flag};
+use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::share::Share;
+use crate::data::texts::not_text;
+use crate::data::{
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Recipe, Result, Row,
+    Sample, SampleFile, Tokenizer,
+};
+use crate::trainer::evaluate::Metrics;
+
+/// The columns of conversations and of texts, in the order they are looked for; a file that has
+/// both of a prompt and a completion has those.
+const CONVERSATIONS: [&str; 1] = ["messages"];
+const PROMPT: &str = "prompt";
+const COMPLETION: &str = "completion";
+const TEXTS: [&str; 1] = ["text"];
+
+/// Examples that a thread takes at a time.
+const GROUP: usize = 256;
+
+/// Supervised fine-tuning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SftDataSettings {
+    /// Files or Hub data set, and the column of texts or conversations.
+    pub source: SourceSettings,
+    /// Longer examples are cut at their end. `None`: the tokenizer's maximum length, at most 1024
+    /// and at most the model's positions.
+    pub max_seq_length: Option<usize>,
+    /// To which length rows are padded, behind the text.
+    pub padding: PaddingSettings,
+    /// Of a prompt with its completion, the loss is the completion's alone.
+    pub completion_only_loss: bool,
+    /// Of a conversation, the loss is that of the assistant's turns alone.
+    pub assistant_only_loss: bool,
+}
+
+impl Task for SftDataSettings {
+    fn name(&self) -> &'static str {
+        "sft"
+    }
+
+    fn pipeline_tag(&self) -> &'static str {
+        "text-generation"
+    }
+
+    fn source(&self) -> &SourceSettings {
+        &self.source
+    }
+
+    fn check_file(&self, path: &Path, _needs_labels: bool) -> Result<()> {
+        self.open(path, Arc::default()).map(drop)
+    }
+
+    fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
+        max_seq_length(self.max_seq_length, tokenizer_limit, positions)
+    }
+
+    fn padding(&self) -> Option<&PaddingSettings> {
+        Some(&self.padding)
+    }
+
+    fn head(&self, _labels: Option<&LabelMap>) -> HeadKind {
+        HeadKind::CausalLm
+    }
+
+    fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
+        let pad_id = context.tokenizer.pad_id().ok_or(Error::NoPadToken)?;
+        Ok(Arc::new(Examples {
+            padding: Padding::new(&self.padding, context.length, pad_id, false)?,
+            tokenizer: context.tokenizer.clone(),
+            length: context.length,
+            settings: self.clone(),
+        }))
+    }
+
+    fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
+        // One that is damaged is an error where files are opened.
+        let template = ChatTemplate::of(&context.tokenizer).ok().flatten();
+        json!({
+            "max_length": context.length,
+            "completion_only": self.completion_only_loss,
+            "assistant_only": self.assistant_only_loss,
+            "end": context.tokenizer.eos_id(),
+            "template": template.map(|template| template.key()),
+        })
+    }
+
+    fn stream_key(&self, context: &Context) -> String {
+        format!("sft {} {:?}", self.set_key(context, true), self.padding)
+    }
+
+    fn splits_at_random(&self) -> bool {
+        true
+    }
+
+    fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
+        Box::<TokenAccuracy>::default()
+    }
+}
+
+impl SftDataSettings {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<(Table, Columns)> {
+        let mut table = Table::open(path, &self.source.table, count)?;
+        let named = self.source.table.text_column.as_deref();
+        let pair = || {
+            Some((
+                table.find(None, &[PROMPT])?,
+                table.find(None, &[COMPLETION])?,
+            ))
+        };
+        let columns = if let (None, Some((prompt, completion))) = (named, pair()) {
+            Columns {
+                prompt: Some(prompt),
+                last: completion,
+            }
+        } else {
+            let usual: Vec<&str> = CONVERSATIONS.into_iter().chain(TEXTS).collect();
+            let column = table.column("text_column_name", named, &usual);
+            Columns {
+                prompt: None,
+                last: column.map_err(|missing| table.no_column([missing]))?,
+            }
+        };
+        table.choose(columns.prompt.into_iter().chain([columns.last]).collect())?;
+        Ok((table, columns))
+    }
+}
+
+/// Which columns hold an example.
+#[derive(Clone, Copy)]
+struct Columns {
+    /// `None`: the other one is the whole example.
+    prompt: Option<usize>,
+    last: usize,
+}
+
+/// What an example is before it is tokenized: the pieces of its text one after the other.
+#[derive(Default)]
+struct Pieces {
+    texts: Vec<String>,
+    labels: Vec<Option<Label>>,
+}
+
+/// Bits of a piece's label.
+mod piece {
+    /// Its tokens count in the loss.
+    pub const COUNTED: u32 = 1;
+    /// The chat template wrote it, with all special tokens.
+    pub const RENDERED: u32 = 2;
+}
+
+impl Pieces {
+    fn push(&mut self, text: &str, kind: u32) {
+        if !text.is_empty() {
+            self.texts.push(text.to_string());
+            self.labels.push(Some(Label::class(kind)));
+        }
+    }
+}
+
+/// One open file of examples.
+struct ExampleFile {
+    table: Table,
+    columns: Columns,
+    template: Option<ChatTemplate>,
+    /// What ends a text; empty where the tokenizer has no such token.
+    end: String,
+    settings: SftDataSettings,
+}
+
+impl SampleFile for ExampleFile {
+    fn bookmark(&self) -> Bookmark {
+        self.table.bookmark()
+    }
+
+    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
+        self.table.resume(bookmark, Arc::default())
+    }
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        let row = self.table.next()?;
+        Some(row.and_then(|row| self.sample(row)))
+    }
+}
+
+impl ExampleFile {
+    fn sample(&self, row: TableRow) -> Result<Sample> {
+        let place = row.place.clone();
+        let bad = |reason: String| Error::BadRow {
+            place: place.clone(),
+            reason,
+        };
+        let name = |column: usize| self.table.columns()[column].as_str();
+        let last = name(self.columns.last);
+        let mut cells = row.cells.into_iter();
+        let mut cell = || cells.next().unwrap_or(Cell::Missing);
+        let prompt = self.columns.prompt.map(|column| (name(column), cell()));
+        let pieces = match (prompt, cell()) {
+            (None, Cell::List(turns)) => {
+                let turns = messages(last, &turns).map_err(bad)?;
+                self.conversation(&turns, 0).map_err(bad)?
+            }
+            (Some((first, Cell::List(before))), Cell::List(turns)) => {
+                let mut conversation = messages(first, &before).map_err(bad)?;
+                let answers_from = conversation.len();
+                conversation.extend(messages(last, &turns).map_err(bad)?);
+                self.conversation(&conversation, answers_from)
+                    .map_err(bad)?
+            }
+            (None, Cell::Text(text)) => self.text("", text).map_err(bad)?,
+            (Some((_, Cell::Text(prompt))), Cell::Text(completion)) => {
+                self.text(&prompt, completion).map_err(bad)?
+            }
+            (Some((first, other)), Cell::List(_) | Cell::Text(_)) => {
+                return Err(bad(format!(
+                    "{first:?} and {last:?} are not both texts or both lists of messages ({})",
+                    not_text(place.clone(), first, &other)
+                )));
+            }
+            (_, other) => return Err(not_text(place, last, &other)),
+        };
+        Ok(Sample {
+            index: 0,
+            texts: pieces.texts,
+            labels: pieces.labels,
+        })
+    }
+
+    /// A text, or a prompt with what completes it, up to the token that ends a text.
+    fn text(&self, prompt: &str, mut completion: String) -> Result<Pieces, String> {
+        if self.settings.assistant_only_loss {
+            return Err(
+                "--assistant_only_loss needs conversations, lists of messages with role and content, and this is text"
+                    .to_string(),
+            );
+        }
+        if completion.is_empty() {
+            return Err("the text to learn is empty".to_string());
+        }
+        if !completion.ends_with(&self.end) {
+            completion.push_str(&self.end);
+        }
+        let mut pieces = Pieces::default();
+        let of_prompt = if self.settings.completion_only_loss {
+            0
+        } else {
+            piece::COUNTED
+        };
+        pieces.push(prompt, of_prompt);
+        pieces.push(&completion, piece::COUNTED);
+        Ok(pieces)
+    }
+
+    /// A conversation, whose turns from `answers_from` on complete those before.
+    fn conversation(&self, turns: &[Message], answers_from: usize) -> Result<Pieces, String> {
+        let template = self.template.as_ref().ok_or(
+            "it is a conversation, and the tokenizer has no chat template: use a model with chat_template.jinja \
+             or a chat_template in tokenizer_config.json",
+        )?;
+        let write = |turns: &[Message], asks: bool| {
+            template
+                .render(turns, asks)
+                .map_err(|error| error.to_string())
+        };
+        let whole = write(turns, false)?;
+        // Where texts that count begin and end, in bytes of the whole.
+        let mut counted = Vec::new();
+        let start_of = |turn: usize| {
+            let asks = turns[turn].role == "assistant";
+            let before = write(&turns[..turn], asks)?;
+            let start = whole.starts_with(&before).then_some(before.len());
+            start.ok_or_else(|| rewritten(turn))
+        };
+        if self.settings.assistant_only_loss {
+            for (turn, message) in turns.iter().enumerate().skip(answers_from) {
+                if message.role != "assistant" {
+                    continue;
+                }
+                let start = start_of(turn)?;
+                let with_it = write(&turns[..=turn], false)?;
+                // What stands between turns belongs to none.
+                let end = with_it.trim_end().len();
+                if !whole.starts_with(&with_it) || end < start {
+                    return Err(rewritten(turn));
+                }
+                counted.push(start..end);
+            }
+            if counted.is_empty() {
+                return Err("no turn of the assistant's is there to learn".to_string());
+            }
+        } else if answers_from > 0 && self.settings.completion_only_loss {
+            if answers_from == turns.len() {
+                return Err("the completion has no messages".to_string());
+            }
+            counted.push(start_of(answers_from)?..whole.len());
+        } else {
+            counted.push(0..whole.len());
+        }
+        let mut pieces = Pieces::default();
+        let mut at = 0;
+        for part in counted {
+            pieces.push(&whole[at..part.start], piece::RENDERED);
+            pieces.push(&whole[part.clone()], piece::RENDERED | piece::COUNTED);
+            at = part.end;
+        }
+        pieces.push(&whole[at..], piece::RENDERED);
+        Ok(pieces)
+    }
+}
+
+/// Why the place of a turn in a conversation's text is not known.
+fn rewritten(turn: usize) -> String {
+    format!(
+        "the chat template writes the conversation up to message {turn} otherwise once others follow; make a row of \
+         each answer, with what comes before it as prompt and the answer as completion"
+    )
+}
+
+/// The messages of a cell's list.
+fn messages(column: &str, turns: &[Cell]) -> Result<Vec<Message>, String> {
+    if turns.is_empty() {
+        return Err(format!("column {column:?} has no messages"));
+    }
+    let message = |(i, turn): (usize, &Cell)| {
+        let Cell::Fields(fields) = turn else {
+            return Err(format!(
+                "{column}[{i}] is no message, an object with role and content"
+            ));
+        };
+        let text = |name: &str| match fields.iter().find(|(field, _)| field == name) {
+            Some((_, Cell::Text(text))) => Ok(text.clone()),
+            _ => Err(format!("{column}[{i}] has no {name} that is text")),
+        };
+        // Templates write these, too, and here they are not passed on.
+        for unknown in ["tool_calls", "reasoning_content", "thinking"] {
+            let found = fields.iter().find(|(field, _)| field == unknown);
+            if found.is_some_and(|(_, cell)| !matches!(cell, Cell::Missing)) {
+                return Err(format!(
+                    "{column}[{i}]: {unknown} is not supported; write it into content, or leave the row out"
+                ));
+            }
+        }
+        Ok(Message::new(&text("role")?, text("content")?))
+    };
+    turns.iter().enumerate().map(message).collect()
+}
+
+/// Examples as rows, one each.
+#[derive(Debug)]
+struct Examples {
+    settings: SftDataSettings,
+    tokenizer: Tokenizer,
+    length: usize,
+    padding: Padding,
+}
+
+impl Examples {
+    /// The ids of a text, with the special tokens that the tokenizer adds unless the template has
+    /// written them.
+    fn ids(&self, text: &str, is_rendered: bool) -> Result<Vec<u32>> {
+        if is_rendered {
+            self.tokenizer.encode(text)
+        } else {
+            self.tokenizer.encode_with_special_tokens(text)
+        }
+    }
+
+    /// An example's row, and its tokens before it was cut.
+    ///
+    /// The text is tokenized as a whole. A piece begins with the first token that the text before
+    /// it does not have on its own: where a token reaches over the border, it is the later piece's.
+    fn row(&self, sample: &Sample) -> Result<(Row, usize)> {
+        let kinds = sample.labels.iter().flatten();
+        let kinds: Vec<u32> = kinds.map(|label| label.as_class() as u32).collect();
+        let is_rendered = kinds.iter().any(|kind| kind & piece::RENDERED != 0);
+        let mut text = sample.texts.concat();
+        let mut ids = self.ids(&text, is_rendered)?;
+        let mut flags = vec![0; ids.len()];
+        let mut end = ids.len();
+        for (piece, kind) in sample.texts.iter().zip(&kinds).rev() {
+            text.truncate(text.len() - piece.len());
+            let start = if text.is_empty() {
+                0
+            } else {
+                let before = self.ids(&text, is_rendered)?;
+                let common = ids.iter().zip(&before).take_while(|(a, b)| a == b);
+                common.count().min(end)
+            };
+            if kind & piece::COUNTED != 0 {
+                flags[start..end].fill(flag::COUNTED);
+            }
+            end = start;
+        }
+        // Nothing comes before the first token that could predict it.
+        if let Some(first) = flags.first_mut() {
+            *first = 0;
+        }
+        let tokens = ids.len();
+        ids.truncate(self.length);
+        flags.truncate(self.length);
+        let row = Row {
+            flags: flags.into(),
+            ..Row::of_ids(&ids)
+        };
+        Ok((row, tokens))
+    }
+}
+
+impl Recipe for Examples {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
+        let (table, columns) = self.settings.open(path, count)?;
+        let end = self.tokenizer.eos_id();
+        Ok(Box::new(ExampleFile {
+            table,
+            columns,
+            template: ChatTemplate::of(&self.tokenizer)?,
+            end: end
+                .and_then(|id| self.tokenizer.token(id))
+                .unwrap_or_default(),
+            settings: self.settings.clone(),
+        }))
+    }
+
+    fn group(&self) -> usize {
+        GROUP
+    }
+
+    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+        let mut group = EncodedGroup::default();
+        for sample in samples {
+            let (row, tokens) = self.row(sample)?;
+            group.tokens += tokens as u64;
+            group.truncated += u64::from(tokens > self.length);
+            // What counts may have been cut off.
+            if row.flags.contains(&flag::COUNTED) {
+                group.rows.push(row);
+            }
+        }
+        Ok(group)
+    }
+
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn padding(&self) -> Option<&Padding> {
+        Some(&self.padding)
+    }
+
+    fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
+        let mut labels = batch.input_ids.clone();
+        labels.fill(IGNORED_LABEL as i32);
+        for (position, example) in rows.examples().enumerate() {
+            let columns = rows.columns(labels.ncols(), example.flags.len());
+            let ids = batch.input_ids.slice(s![position, columns.clone()]);
+            let mut row = labels.slice_mut(s![position, columns]);
+            for ((label, id), flags) in row.iter_mut().zip(ids).zip(example.flags) {
+                if flags & flag::COUNTED != 0 {
+                    *label = *id;
+                    batch.targets += 1;
+                }
+            }
+        }
+        batch.labels = HostLabels::Tokens(labels);
+    }
+
+    fn empty(&self, what: String, _share: Share, totals: Totals, _largest: u64) -> Error {
+        let what = if totals.lines == 0 {
+            what
+        } else {
+            format!(
+                "{what}, in which nothing to learn begins within --max_seq_length {},",
+                self.length
+            )
+        };
+        Error::NoRows { what }
+    }
+}
+
+#[cfg(test)]
+#[path = "sft_tests.rs"]
+mod tests;

@@ -1,0 +1,190 @@
+//! Texts, completions and conversations beside what TRL makes of them, and what is wrong with a row.
+
+use super::*;
+use crate::data::Position;
+use crate::data::settings::TableSettings;
+use crate::tasks::test_support::context;
+use crate::tasks::{Split, set};
+use std::fs;
+use std::path::PathBuf;
+
+fn data(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/data").join(name)
+}
+
+/// The tokenizer of the cases, with a chat template if one is given.
+fn tokenizer(dir: &Path, template: Option<&str>) -> Tokenizer {
+    let config = json!({"eos_token": "<|endoftext|>", "chat_template": template});
+    fs::copy(data("gpt2/tokenizer.json"), dir.join("tokenizer.json")).unwrap();
+    fs::write(dir.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(dir).unwrap();
+    tokenizer.with_pad_token("<|endoftext|>").unwrap()
+}
+
+fn settings(dir: &Path, text: &str, flags: &Value) -> SftDataSettings {
+    let file = dir.join("rows.jsonl");
+    fs::write(&file, text).unwrap();
+    let flag = |name: &str, usual| flags[name].as_bool().unwrap_or(usual);
+    SftDataSettings {
+        source: SourceSettings {
+            train_files: vec![file],
+            cache_dir: dir.join("cache"),
+            table: TableSettings::default(),
+            ..SourceSettings::default()
+        },
+        max_seq_length: None,
+        padding: PaddingSettings::default(),
+        completion_only_loss: flag("completion_only_loss", true),
+        assistant_only_loss: flag("assistant_only_loss", false),
+    }
+}
+
+/// Ids and labels of each row, without padding.
+fn made(
+    task: &SftDataSettings,
+    tokenizer: &Tokenizer,
+    length: usize,
+) -> Result<Vec<(Vec<i32>, Vec<i32>)>> {
+    let set = set(task, &context(task, tokenizer, length, None), Split::Train)?;
+    let rows = (0..set.len() as u32).map(|row| {
+        let batch = set.batch(&[row], 2, Position::default());
+        let labels = batch.labels.tokens().unwrap();
+        let counted = labels.iter().filter(|label| **label != -100).count();
+        assert_eq!(batch.targets, counted, "the row that fills the batch too");
+        let (ids, labels) = (batch.input_ids.row(0), labels.row(0));
+        let (ids, padding) = ids.as_slice().unwrap().split_at(batch.tokens);
+        assert!(padding.iter().all(|id| *id == 999), "{padding:?}");
+        (
+            ids.to_vec(),
+            labels.as_slice().unwrap()[..ids.len()].to_vec(),
+        )
+    });
+    Ok(rows.collect())
+}
+
+#[test]
+fn rows_equal_those_of_trl() {
+    let golden: Value =
+        serde_json::from_slice(&fs::read(data("golden/sft.json")).unwrap()).unwrap();
+    for case in golden["cases"].as_array().unwrap() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = case["name"].as_str().unwrap();
+        let tokenizer = tokenizer(dir.path(), golden["template"].as_str());
+        let lines = case["rows"].as_array().unwrap().iter();
+        let lines: String = lines.map(|row| format!("{row}\n")).collect();
+        let task = settings(dir.path(), &lines, &case["flags"]);
+        let length = case["max_length"].as_u64().unwrap() as usize;
+        let found = made(&task, &tokenizer, length).unwrap();
+        let wanted = case["made"].as_array().unwrap();
+        assert_eq!(found.len(), wanted.len(), "{name}");
+        for ((ids, labels), wanted) in found.iter().zip(wanted) {
+            assert_eq!(json!(ids), wanted["ids"], "{name}");
+            // No loss is ever that of the first token.
+            assert_eq!(labels[0], -100, "{name}");
+            assert_eq!(
+                json!(labels[1..]),
+                json!(wanted["labels"].as_array().unwrap()[1..]),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_row_is_named() {
+    const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+    // Only the last answer is written in whole, as by templates of models that think.
+    const FORGETS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else '...' }}\n{% endfor %}";
+    let assistant = json!({"assistant_only_loss": true});
+    let none = json!({});
+    for (row, flags, template, parts) in [
+        (
+            r#"{"text": 7}"#,
+            &none,
+            None,
+            &["rows.jsonl:1", "7, not text"][..],
+        ),
+        (
+            r#"{"text": ""}"#,
+            &none,
+            None,
+            &["rows.jsonl:1", "is empty"],
+        ),
+        (
+            r#"{"words": "a"}"#,
+            &none,
+            None,
+            &["text_column_name", "messages or text", "words"],
+        ),
+        (
+            r#"{"prompt": "a", "completion": ["b"]}"#,
+            &none,
+            None,
+            &["not both texts"],
+        ),
+        (
+            r#"{"text": "a"}"#,
+            &assistant,
+            None,
+            &["--assistant_only_loss", "role and content"],
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}]}"#,
+            &none,
+            None,
+            &["no chat template", "chat_template.jinja"],
+        ),
+        (r#"{"messages": []}"#, &none, Some(PLAIN), &["no messages"]),
+        (
+            r#"{"messages": ["a"]}"#,
+            &none,
+            Some(PLAIN),
+            &["messages[0]", "role and content"],
+        ),
+        (
+            r#"{"messages": [{"role": "user"}]}"#,
+            &none,
+            Some(PLAIN),
+            &["messages[0] has no content"],
+        ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "", "tool_calls": ["f"]}]}"#,
+            &none,
+            Some(PLAIN),
+            &["messages[0]", "tool_calls is not supported"],
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}]}"#,
+            &assistant,
+            Some(PLAIN),
+            &["no turn of the assistant's"],
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}]}"#,
+            &none,
+            Some("{{ raise_exception('roles must alternate') }}"),
+            &["rows.jsonl:1", "roles must alternate"],
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#,
+            &assistant,
+            Some(FORGETS),
+            &["otherwise once others follow", "completion"],
+        ),
+        (
+            r#"{"prompt": "a b c d e f g h i j", "completion": "k"}"#,
+            &none,
+            None,
+            &["no rows to use", "--max_seq_length 8"],
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = tokenizer(dir.path(), template);
+        let task = settings(dir.path(), row, flags);
+        let error = made(&task, &tokenizer, 8).unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{row}: {error}");
+        }
+    }
+}
