@@ -245,7 +245,7 @@ Data {
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
     /// completion, messages or text)
-    text_column_name: Option<String>, READING;
+    text_column_name: Option<String>, READING, alias "dataset_text_field";
     /// GLUE task: brings its columns and, without files, its data set
     task_name: Option<GlueTask>, CLS;
     /// What the tags are, ner, pos or chunk: label_column_name is then NAME_tags
@@ -308,7 +308,7 @@ Data {
     /// Label only the first N rows of test_file
     max_predict_samples: Option<Count<1>>, TRAIN_LABELLED | PREDICT;
     /// Tokenization threads; default: one per core
-    preprocessing_num_workers: Option<Count<1, 1024>>, READING;
+    preprocessing_num_workers: Option<Count<1, 1024>>, READING, alias "dataset_num_proc";
     /// Threads that upload batches ahead of the step; 0: the training thread does it
     dataloader_num_workers: Count<0, 1024> = "0", READING;
     /// Drop the last incomplete batch of an epoch
@@ -792,6 +792,9 @@ EVAL {
 }
 LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
+}
+SFT {
+    packing eval_packing padding_free: FALSE, "each example is a row of its own; pad_to_bucket and group_by_length save padding";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

@@ -46,7 +46,7 @@ pub fn data_files_have_their_columns(flags: &Flags) -> Verdict {
                 }
                 Err(error @ data::Error::NotATable { .. }) => mistakes.push(UsageError::illegal(
                     format!("--{name}: {error}"),
-                    "give a table, with the text and its label in columns",
+                    "give a table, with what the task reads in columns",
                 )),
                 _ => {}
             }
