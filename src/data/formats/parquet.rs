@@ -148,7 +148,7 @@ impl ParquetReader {
     pub fn choose(&mut self, columns: &[usize]) -> Result<()> {
         for &column in columns {
             let field = &self.reader.metadata().file_metadata().schema().get_fields()[column];
-            if let Some(kind) = unreadable(field) {
+            if let Some(kind) = unreadable(field, 0) {
                 let reason = format!(
                     "column {:?} holds {kind}; text, numbers, truth values, and lists and structures of these are read",
                     field.name()
@@ -321,8 +321,11 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
     }
 }
 
-/// Why a column cannot be read: binary data, or a map, somewhere in it.
-fn unreadable(field: &Type) -> Option<&'static str> {
+/// Levels of lists and structures in one another that are read; conversations have three.
+const DEEPEST: usize = 16;
+
+/// Why a column cannot be read: what it holds somewhere in it, `levels` below the row.
+fn unreadable(field: &Type, levels: usize) -> Option<&'static str> {
     let info = field.get_basic_info();
     if field.is_primitive() {
         let is_text = info.logical_type_ref() == Some(&LogicalType::String)
@@ -336,10 +339,11 @@ fn unreadable(field: &Type) -> Option<&'static str> {
     ) {
         return Some("maps");
     }
-    field
-        .get_fields()
-        .iter()
-        .find_map(|field| unreadable(field))
+    if levels == DEEPEST {
+        return Some("lists and structures in one another, deeper than any table's");
+    }
+    let mut fields = field.get_fields().iter();
+    fields.find_map(|field| unreadable(field, levels + 1))
 }
 
 /// Why the decoder stopped.
@@ -492,6 +496,72 @@ pub(crate) mod tests {
         for codec in codecs() {
             write(&path, codec, text);
             assert_eq!(read(&path), (2 * ROWS, None), "{codec:?}");
+        }
+    }
+
+    /// As `datasets` writes a conversation: a list of structures of text.
+    #[test]
+    fn lists_of_structures_are_read_and_others_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        let of = |schema: &str| Arc::new(parse_message_type(schema).unwrap());
+        let schema = of("message m { optional group messages (LIST) { repeated group list { optional group element {
+            optional binary role (UTF8); optional binary content (UTF8); } } } }");
+        let file = File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+        let mut columns = writer.next_row_group().unwrap();
+        // Two messages, one whose content is null, and no list.
+        for (texts, present) in [
+            (vec!["user", "assistant", "user"], [4, 4, 4, 0]),
+            (vec!["a", "b"], [4, 4, 3, 0]),
+        ] {
+            let mut column = columns.next_column().unwrap().unwrap();
+            let texts: Vec<ByteArray> = texts.into_iter().map(ByteArray::from).collect();
+            let typed = column.typed::<ByteArrayType>();
+            let begins = [0, 1, 0, 0];
+            typed
+                .write_batch(&texts, Some(&present), Some(&begins))
+                .unwrap();
+            column.close().unwrap();
+        }
+        columns.close().unwrap();
+        writer.close().unwrap();
+        let mut reader = ParquetReader::open(&path).unwrap();
+        reader.choose(&[0]).unwrap();
+        let text = |text: &str| Cell::Text(text.to_string());
+        let message = |role: &str, content: Cell| {
+            Cell::Fields(vec![
+                ("role".to_string(), text(role)),
+                ("content".to_string(), content),
+            ])
+        };
+        for wanted in [
+            Cell::List(vec![
+                message("user", text("a")),
+                message("assistant", text("b")),
+            ]),
+            Cell::List(vec![message("user", Cell::Missing)]),
+            Cell::Missing,
+        ] {
+            assert_eq!(reader.read().unwrap().unwrap().1, [wanted]);
+        }
+        assert!(reader.read().unwrap().is_none());
+        let deep = |levels: usize| {
+            let (open, close) = ("optional group g { ".repeat(levels), "} ".repeat(levels));
+            format!("message m {{ {open}optional int32 x; {close}}}")
+        };
+        for (schema, found) in [
+            (
+                "message m { optional group a { optional binary x; } }".to_string(),
+                Some("binary data"),
+            ),
+            (deep(DEEPEST), None),
+            (deep(DEEPEST + 1), Some("deeper")),
+        ] {
+            let schema = of(&schema);
+            let kind = unreadable(&schema.get_fields()[0], 0);
+            let right = kind.zip(found).is_some_and(|(a, b)| a.contains(b));
+            assert!(right || (kind, found) == (None, None), "{kind:?} {found:?}");
         }
     }
 
