@@ -27,12 +27,11 @@ use crate::data::{
 };
 use crate::trainer::evaluate::Metrics;
 
-/// The columns of conversations and of texts, in the order they are looked for; a file that has
-/// both of a prompt and a completion has those.
-const CONVERSATIONS: [&str; 1] = ["messages"];
+/// The columns of whole examples, in the order they are looked for; a file with both a prompt and
+/// a completion has those instead.
+const EXAMPLES: [&str; 2] = ["messages", "text"];
 const PROMPT: &str = "prompt";
 const COMPLETION: &str = "completion";
-const TEXTS: [&str; 1] = ["text"];
 
 /// Examples that a thread takes at a time.
 const GROUP: usize = 256;
@@ -133,8 +132,7 @@ impl SftDataSettings {
                 last: completion,
             }
         } else {
-            let usual: Vec<&str> = CONVERSATIONS.into_iter().chain(TEXTS).collect();
-            let column = table.column("text_column_name", named, &usual);
+            let column = table.column("text_column_name", named, &EXAMPLES);
             Columns {
                 prompt: None,
                 last: column.map_err(|missing| table.no_column([missing]))?,
