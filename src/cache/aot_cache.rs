@@ -74,16 +74,12 @@ impl CheckedGraph {
 
 impl AotCache {
     pub fn new(device: AotDevice, settings: CacheSettings) -> Result<Self, Error> {
-        let (topology, tuning) = (&device.topology, settings.tuning());
-        let described = (
-            device.name.as_str(),
-            device.description.as_str(),
-            tuning.as_str(),
-        );
         Ok(AotCache {
             environment: CompileEnvironment::of_topology(
-                topology,
-                described,
+                &device.topology,
+                &device.name,
+                &device.description,
+                &settings.tuning(),
                 &device.options,
                 device.target,
             )?,
@@ -246,7 +242,7 @@ impl AotCache {
             cost: checked.cost(),
             ..self.header(graph, key)
         };
-        self.save(graph, header, (&module, &checked.module), &compiled);
+        self.save(graph, header, &module, &checked.module, &compiled);
         Ok(checked)
     }
 
@@ -254,7 +250,8 @@ impl AotCache {
         &self,
         graph: &Graph,
         header: Header,
-        (module, optimized): (&[u8], &[u8]),
+        module: &[u8],
+        optimized: &[u8],
         compiled: &CompiledModule,
     ) {
         let Some(store) = &self.store else { return };

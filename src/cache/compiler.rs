@@ -137,7 +137,7 @@ impl Compiler {
             )
         };
         let executable = while_busy(line, compile)?;
-        self.save(graph, (key, origin), &module, &executable, start.elapsed());
+        self.save(graph, key, origin, &module, &executable, start.elapsed());
         Ok(executable)
     }
 
@@ -170,7 +170,7 @@ impl Compiler {
         {
             return Ok((executable, Some(compiled_in), None));
         }
-        let reason = self.explain(graph, (key, origin), earlier);
+        let reason = self.explain(graph, key, origin, earlier);
         if let Some(reason) = &reason {
             if self.settings.fail_on_recompile {
                 return Err(Error::Recompile {
@@ -234,7 +234,8 @@ impl Compiler {
     fn save(
         &self,
         graph: &Graph,
-        (key, origin): (&Key, &Origin),
+        key: &Key,
+        origin: &Origin,
         module: &[u8],
         executable: &Executable,
         took: Duration,
@@ -280,7 +281,8 @@ impl Compiler {
     fn explain(
         &self,
         graph: &Graph,
-        (key, origin): (&Key, &Origin),
+        key: &Key,
+        origin: &Origin,
         earlier: Option<&(Key, Graph)>,
     ) -> Option<String> {
         if let Some((old_key, old_graph)) = earlier {

@@ -182,8 +182,8 @@ impl GraphCache {
             Ok((graph, made)) => {
                 ahead.awaited.remove(&graph.fingerprint());
                 if let Ok(made) = made {
-                    let (made, key) = compiled(&graph, made);
-                    self.keep(&graph, made, key);
+                    let (made, compiled_in, key) = compiled(&graph, made);
+                    self.keep(&graph, made, compiled_in, key);
                 }
             }
             Err(mpsc::RecvError) => self.ahead = None,
@@ -224,8 +224,8 @@ impl GraphCache {
         let made = self
             .compiler
             .make(graph, &self.origin, self.latest.get(&graph.name))?;
-        let (made, key) = compiled(graph, made);
-        Ok(self.keep(graph, made, key))
+        let (made, compiled_in, key) = compiled(graph, made);
+        Ok(self.keep(graph, made, compiled_in, key))
     }
 
     /// The executables of graphs in their order, `jobs` of them made at a time; `ready` hears of
@@ -269,16 +269,16 @@ impl GraphCache {
             for (graph, made) in results {
                 match made {
                     Ok(made) => {
-                        let (compiled, key) = compiled(graph, made);
-                        ready(&compiled.0);
-                        done.push((graph, compiled, key));
+                        let (compiled, compiled_in, key) = compiled(graph, made);
+                        ready(&compiled);
+                        done.push((graph, compiled, compiled_in, key));
                     }
                     Err(error) => drop(failure.get_or_insert(error)),
                 }
             }
         });
-        for (graph, compiled, key) in done {
-            self.keep(graph, compiled, key);
+        for (graph, compiled, compiled_in, key) in done {
+            self.keep(graph, compiled, compiled_in, key);
         }
         match failure {
             Some(error) => Err(error),
@@ -304,7 +304,8 @@ impl GraphCache {
     fn keep(
         &mut self,
         graph: &Graph,
-        (compiled, compiled_in): (CompiledGraph, Option<Duration>),
+        compiled: CompiledGraph,
+        compiled_in: Option<Duration>,
         key: Key,
     ) -> Arc<CompiledGraph> {
         let took = compiled.ready_time;
@@ -352,7 +353,7 @@ struct Ahead {
 }
 
 /// What the cache keeps of a graph that was made, with the time that a stored one took to compile.
-fn compiled(graph: &Graph, made: Made) -> ((CompiledGraph, Option<Duration>), Key) {
+fn compiled(graph: &Graph, made: Made) -> (CompiledGraph, Option<Duration>, Key) {
     let compiled = CompiledGraph {
         name: graph.name.clone(),
         fingerprint: graph.fingerprint(),
@@ -368,5 +369,5 @@ fn compiled(graph: &Graph, made: Made) -> ((CompiledGraph, Option<Duration>), Ke
         ready_time: made.took,
         reason: made.reason,
     };
-    ((compiled, made.compiled_in), made.key)
+    (compiled, made.compiled_in, made.key)
 }

@@ -167,11 +167,8 @@ impl CompileEnvironment {
             .collect();
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
-        let mut parts = compiler_parts(
-            (client.plugin(), client.platform_version()),
-            options,
-            target,
-        )?;
+        let mut parts =
+            compiler_parts(client.plugin(), client.platform_version(), options, target)?;
         parts.extend([
             // The CPU's kind is its platform's name again.
             Part::new(
@@ -214,12 +211,15 @@ impl CompileEnvironment {
     /// tuned.
     pub fn of_topology(
         topology: &Topology,
-        (device, description, tuning): (&str, &str, &str),
+        device: &str,
+        description: &str,
+        tuning: &str,
         options: &CompileOptions,
         target: Target,
     ) -> Result<CompileEnvironment, crate::runtime::Error> {
         let mut parts = compiler_parts(
-            (topology.plugin(), topology.platform_version()),
+            topology.plugin(),
+            topology.platform_version(),
             options,
             target,
         )?;
@@ -282,7 +282,8 @@ fn lowering() -> &'static str {
 
 /// What turns a graph into code, whatever it is for.
 fn compiler_parts(
-    (plugin, platform_version): (&Plugin, &str),
+    plugin: &Plugin,
+    platform_version: &str,
     options: &CompileOptions,
     target: Target,
 ) -> Result<Vec<Part>, crate::runtime::Error> {

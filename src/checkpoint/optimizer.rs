@@ -64,7 +64,8 @@ pub(super) fn write_hashed(
 /// Writes file `number`, from 0, of `count` into a directory that is being written aside.
 pub fn write_part(
     dir: &Path,
-    (number, count): (usize, usize),
+    number: usize,
+    count: usize,
     tensors: &[TensorRef],
     pace: &Pace,
 ) -> Result<PartFile> {

@@ -163,7 +163,8 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     if let Some(peers) = parts.peer_writers {
         let mut written = vec![optimizer::write_part(
             dir.path(),
-            (0, peers.count()),
+            0,
+            peers.count(),
             parts.optimizer.unwrap_or_default(),
             parts.pace,
         )?];

@@ -369,7 +369,8 @@ impl PeerWriters for Beside<'_> {
         }
         Ok(vec![optimizer::write_part(
             &self.dir.borrow(),
-            (1, 2),
+            1,
+            2,
             &self.tensors,
             &Pace::full(),
         )?])

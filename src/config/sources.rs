@@ -200,7 +200,33 @@ fn cache_root(given: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>
 
 #[cfg(test)]
 mod tests {
+    use super::super::command::COMMANDS;
     use super::*;
+    use std::mem::discriminant;
+
+    /// What `config` says of a task before there are settings, the task says too.
+    #[test]
+    fn a_command_and_its_task_have_one_name_and_one_head() {
+        let mut checked = 0;
+        for info in COMMANDS {
+            let Some(name) = info.id.task() else { continue };
+            let task = task_plan(&Flags::new(info.id), name);
+            assert!(
+                info.words.ends_with(&format!(" {}", task.name())),
+                "`{}` is of task {}",
+                info.words,
+                task.name()
+            );
+            assert_eq!(
+                discriminant(&name.head()),
+                discriminant(&task.head(None)),
+                "{}",
+                info.words
+            );
+            checked += 1;
+        }
+        assert!(checked >= 20, "{checked} commands with a task");
+    }
 
     #[test]
     fn the_cache_directory_follows_the_environment() {

@@ -119,8 +119,8 @@ impl Shared {
                 } => job.admit_node(*node, *nodes, *processes, session),
             }
         };
-        let names = (nonce, self.id.as_str());
-        let Ok(channel) = wire::welcome(stream, &self.secret, claim, names, admitted) else {
+        let Ok(channel) = wire::welcome(stream, &self.secret, claim, nonce, &self.id, admitted)
+        else {
             return;
         };
         let _ = wire::serve(channel, |request| self.answer(&claim.role, request));

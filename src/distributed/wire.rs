@@ -175,7 +175,8 @@ pub(super) fn welcome(
     mut stream: TcpStream,
     secret: &Secret,
     claim: &Claim,
-    (own, job): (&str, &str),
+    own: &str,
+    job: &str,
     admitted: std::result::Result<(), String>,
 ) -> io::Result<Channel> {
     stream.set_nonblocking(false)?;

@@ -193,11 +193,12 @@ impl BatchForm {
         client: &Client,
         spec: Arc<StreamSpec>,
         from: Option<StreamPosition>,
-        (rows, number): (usize, u64),
+        rows: usize,
+        number: u64,
     ) -> trainer::Result<impl Iterator<Item = trainer::Result<(DeviceBatch, StreamPosition)>> + use<>>
     {
         let (form, client) = (self.clone(), client.clone());
-        let loader = StreamLoader::new(spec, from, (rows, number), move |batch| {
+        let loader = StreamLoader::new(spec, from, rows, number, move |batch| {
             form.upload(&client, batch)
         });
         Ok(loader

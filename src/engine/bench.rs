@@ -112,7 +112,8 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let mut batches = Vec::new();
     for index in 0..BATCHES {
         let batch = random_batch(
-            (plan.batch * shards, plan.seq),
+            plan.batch * shards,
+            plan.seq,
             model.vocab_size(),
             labelled_share,
             index,
@@ -278,7 +279,8 @@ fn set_dropout(config: &mut Config, rate: f64, overrides: &[(String, Value)]) {
 
 /// Random tokens, each its own label; for masked language modelling a random share of them.
 fn random_batch(
-    (rows, tokens): (usize, usize),
+    rows: usize,
+    tokens: usize,
     vocabulary: usize,
     labelled_share: Option<f64>,
     index: usize,

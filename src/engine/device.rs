@@ -49,7 +49,7 @@ pub fn open_device(
             let environment = NeuronEnvironment::set(settings, mesh)
                 .map_err(failed("opening the Neuron device"))?;
             join(settings)?;
-            device::open_neuron(settings, environment, (mesh, cache.clone()))
+            device::open_neuron(settings, environment, mesh, cache.clone())
                 .map_err(failed("opening the Neuron device"))
         }
     }

@@ -182,7 +182,7 @@ impl LoadedModel {
         self.check_memory()?;
         match &self.weights {
             Some((weights, head)) => {
-                parameters::load_with_head(session, model, weights, (*head, seed))
+                parameters::load_with_head(session, model, weights, *head, seed)
                     .map_err(failed("loading the weights"))
             }
             None => parameters::initialize(session, &model.parameters(), seed)

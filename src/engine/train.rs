@@ -127,8 +127,9 @@ impl Run {
         let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
         state.log.print_as(plan.log_format);
         if let Some(trackers) = trackers {
-            let rows = (data.examples(), validation.as_ref().map(Set::len));
-            for line in header(plan, model, session, &length, &start.progress, rows) {
+            let (examples, evaluated) = (data.examples(), validation.as_ref().map(Set::len));
+            let start = &start.progress;
+            for line in header(plan, model, session, &length, start, examples, evaluated) {
                 state.log.note(&line);
             }
             state.log.track(trackers);
@@ -406,7 +407,8 @@ fn header(
     session: &Session,
     length: &RunLength,
     start: &Progress,
-    (examples, evaluated): (Option<usize>, Option<usize>),
+    examples: Option<usize>,
+    evaluated: Option<usize>,
 ) -> [String; 4] {
     let settings = &plan.train;
     let parameters = model.parameters();

@@ -94,8 +94,8 @@ impl TrainingData {
                 Box::new(batches.map(|batch| Ok((batch?, None))))
             }
             TrainingData::Stream(spec) => {
-                let from = (rows, start.progress.next_batch);
-                let batches = form.stream_batches(client, spec, start.stream.clone(), from);
+                let (from, next) = (start.stream.clone(), start.progress.next_batch);
+                let batches = form.stream_batches(client, spec, from, rows, next);
                 let batches = batches.map_err(starting)?;
                 Box::new(batches.map(|item| item.map(|(batch, after)| (batch, Some(after)))))
             }

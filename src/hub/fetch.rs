@@ -383,7 +383,7 @@ impl Snapshot<'_> {
             let _lock = Lock::wait(&incoming.with_extension("xtrain.lock"), &doing);
             if !blob.exists() {
                 let places = Places { incoming, pointer };
-                self.download((api, repo), file, &metadata, &places)?;
+                self.download(api, repo, file, &metadata, &places)?;
                 let dir = blob.parent().expect("a blob has a directory");
                 std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
                 std::fs::rename(&places.incoming, &blob).map_err(Error::io("write", &blob))?;
@@ -396,7 +396,8 @@ impl Snapshot<'_> {
     /// Downloads until the bytes have the Hub's digest; they are at `incoming` then.
     fn download(
         &self,
-        (api, repo): (&Api, &Repo),
+        api: &Api,
+        repo: &Repo,
         file: &str,
         metadata: &Metadata,
         places: &Places,

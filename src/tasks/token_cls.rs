@@ -325,8 +325,8 @@ impl WordFile {
             } => {
                 let row = table.next()?;
                 let column = |column: usize| table.columns()[column].as_str();
-                let names = (column(*words), labels.map(column));
-                Some(row.and_then(|row| sentence(row, names, needs_labels)))
+                let (words, labels) = (column(*words), labels.map(column));
+                Some(row.and_then(|row| sentence(row, words, labels, needs_labels)))
             }
         }
     }
@@ -335,7 +335,8 @@ impl WordFile {
 /// The sentence of a table's row, whose columns of words and labels have these names.
 fn sentence(
     row: TableRow,
-    (words, labels): (&str, Option<&str>),
+    words: &str,
+    labels: Option<&str>,
     needs_labels: bool,
 ) -> Result<Sentence> {
     let place = row.place.clone();

@@ -179,7 +179,7 @@ pub fn largest_batch(
         return Ok(Err(fits));
     }
     let mut too_large: Option<Footprint> = None;
-    let mut before: Option<(usize, u64)> = None;
+    let mut before: Option<Footprint> = None;
     // Memory grows in steps here and there, on which a line creeps: strides grow as long as they
     // fit, and after two tries between known ends it is their middle that is tried.
     let (mut stride, mut between) = (1, 0);
@@ -188,19 +188,16 @@ pub fn largest_batch(
             .as_ref()
             .is_none_or(|over| over.batch > fits.batch + 1)
     {
-        let known = (fits.batch, fits.peak);
         let next = match &too_large {
             Some(over) if between > 2 => fits.batch.midpoint(over.batch),
-            Some(over) => guess(budget, known, Some((over.batch, over.peak)))
-                .clamp(fits.batch + 1, over.batch - 1),
-            None => guess(budget, known, before).max(fits.batch + stride),
+            Some(over) => guess(budget, &fits, Some(over)).clamp(fits.batch + 1, over.batch - 1),
+            None => guess(budget, &fits, before.as_ref()).max(fits.batch + stride),
         };
         between += usize::from(too_large.is_some());
         let tried = footprint(next.min(LARGEST_BATCH))?;
         if tried.peak <= budget {
-            before = Some(known);
+            before = Some(std::mem::replace(&mut fits, tried));
             stride *= 2;
-            fits = tried;
         } else {
             too_large = Some(tried);
         }
@@ -210,12 +207,11 @@ pub fn largest_batch(
 
 /// Where the line through two points meets the budget; without a second point, or on a flat line, a
 /// step that doubles.
-fn guess(budget: u64, (batch, peak): (usize, u64), other: Option<(usize, u64)>) -> usize {
+fn guess(budget: u64, fits: &Footprint, other: Option<&Footprint>) -> usize {
+    let (batch, peak) = (fits.batch, fits.peak);
     let doubled = (batch * 2).max(8);
-    let Some((other_batch, other_peak)) = other else {
-        return doubled;
-    };
-    let slope = (peak as f64 - other_peak as f64) / (batch as f64 - other_batch as f64);
+    let Some(other) = other else { return doubled };
+    let slope = (peak as f64 - other.peak as f64) / (batch as f64 - other.batch as f64);
     if slope <= 0.0 {
         return doubled;
     }

@@ -87,7 +87,7 @@ impl ParameterSet {
         for ((name, dims), gradient) in self.parameters.iter().zip(gradients) {
             let _scope = trace.scope(name);
             let info = info(dims);
-            let (names, state) = state_tensors(recording, optimizer, (name, info))?;
+            let (names, state) = state_tensors(recording, optimizer, name, info)?;
             let updated = optimizer.update(&Update {
                 scalars: &scalars,
                 info,

@@ -41,7 +41,7 @@ pub(super) fn check(report: &mut Report, settings: &DeviceSettings) -> Result<()
     let began = Instant::now();
     let opened = NeuronEnvironment::set_for_cores(settings, CORES, 1).and_then(|environment| {
         let cache = CacheSettings::in_memory();
-        device::open_neuron(settings, environment, (Mesh::single(), cache))
+        device::open_neuron(settings, environment, Mesh::single(), cache)
     });
     let took = began.elapsed().as_secs_f64();
     let api = Plugin::load(&path).map(|plugin| {

@@ -47,11 +47,12 @@ impl<T: Send + 'static, E: Send + 'static> StreamLoader<T, E> {
     pub fn new(
         spec: Arc<StreamSpec>,
         from: Option<StreamPosition>,
-        (rows, number): (usize, u64),
+        rows: usize,
+        number: u64,
         prepare: impl Fn(Batch) -> Result<T, E> + Send + 'static,
     ) -> Result<StreamLoader<T, E>, StreamError<E>> {
         let (sender, receiver) = queue(AHEAD);
-        let work = move || run(&spec, from, (rows, number), &prepare, &sender);
+        let work = move || run(&spec, from, rows, number, &prepare, &sender);
         let thread = std::thread::Builder::new()
             .name("stream".to_string())
             .spawn(work)
@@ -66,7 +67,8 @@ impl<T: Send + 'static, E: Send + 'static> StreamLoader<T, E> {
 fn run<T, E>(
     spec: &Arc<StreamSpec>,
     mut from: Option<StreamPosition>,
-    (rows, mut number): (usize, u64),
+    rows: usize,
+    mut number: u64,
     prepare: &dyn Fn(Batch) -> Result<T, E>,
     queue: &Sender<Item<T, E>>,
 ) {

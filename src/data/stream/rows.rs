@@ -34,10 +34,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Goes on where `cursor`, `taken` and `in_pass` say, as [`Rows::place`] gave them.
-    pub fn new(
-        spec: Arc<StreamSpec>,
-        (cursor, taken, in_pass): (Cursor, usize, u64),
-    ) -> Result<Rows> {
+    pub fn new(spec: Arc<StreamSpec>, cursor: Cursor, taken: usize, in_pass: u64) -> Result<Rows> {
         let threads = spec
             .source
             .preprocessing_num_workers

@@ -32,7 +32,7 @@ impl Stream {
         let from = from.unwrap_or_default();
         let mut rng = random(&spec, from.cursor.pass);
         rng.set_word_pos(from.draws.into());
-        let rows = Rows::new(spec.clone(), (from.cursor, from.taken, from.in_pass))?;
+        let rows = Rows::new(spec.clone(), from.cursor, from.taken, from.in_pass)?;
         Ok(Stream {
             spec,
             rows,

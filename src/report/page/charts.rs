@@ -254,7 +254,7 @@ pub fn throughput(report: &Report) -> Option<String> {
     let width = WIDTH - names - 200.0;
     for (run, value) in values.iter().enumerate() {
         let top = ROW * run as f64 + 6.0;
-        name(&mut drawing, report, run, (names, top));
+        name(&mut drawing, report, run, names, top);
         let long = width * value / highest;
         let style = format!("style=\"fill:{}\"", color(run));
         drawing.rect(names, top, long.max(1.0), BAR, &style);
@@ -280,7 +280,7 @@ fn names(report: &Report) -> f64 {
     LETTER * lengths.max().unwrap_or(0).clamp(8, LONGEST) as f64 + 12.0
 }
 
-fn name(drawing: &mut Drawing, report: &Report, run: usize, (names, top): (f64, f64)) {
+fn name(drawing: &mut Drawing, report: &Report, run: usize, names: f64, top: f64) {
     let style = "class=\"t\" text-anchor=\"end\"";
     let text = shortened(&report.runs[run].name, LONGEST);
     drawing.text(names - 8.0, top + 16.0, style, &text);
@@ -305,7 +305,7 @@ pub fn times(report: &Report) -> Option<String> {
     let mut seen = BTreeSet::new();
     for (row, run) in known.iter().enumerate() {
         let top = ROW * row as f64 + 6.0;
-        name(&mut drawing, report, *run, (names, top));
+        name(&mut drawing, report, *run, names, top);
         let mut left = names;
         for (index, part) in report.numbers[*run].parts.iter().enumerate() {
             let long = width * part.seconds / highest.max(f64::MIN_POSITIVE);

@@ -35,7 +35,7 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
         .as_ref()
         .map_or(0, |group| group.rank_info().local_rank * local);
     let cards = first..first + local;
-    let client = open_plugin(&CUDA, &path, (mesh, group.as_ref()), |plugin| {
+    let client = open_plugin(&CUDA, &path, mesh, group.as_ref(), |plugin| {
         let mut options = client_options(plugin, settings, cards.clone());
         options.extend(
             group
@@ -55,7 +55,7 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     if client.platform_name() == CUDA.device {
         options.local.extend(keep_tuning(&cache));
     }
-    session(client, target, options, (mesh, cache))
+    session(client, target, options, mesh, cache)
 }
 
 /// Options of the plugin's client. A stand-in, which knows none of them, gets none.

@@ -249,7 +249,8 @@ impl NeuronEnvironment {
 pub fn open_neuron(
     settings: &DeviceSettings,
     environment: NeuronEnvironment,
-    (mesh, cache): (Mesh, CacheSettings),
+    mesh: Mesh,
+    cache: CacheSettings,
 ) -> Result<Session> {
     let group = settings.group()?;
     let path = &environment.plugin;
@@ -266,7 +267,7 @@ pub fn open_neuron(
         .into(),
         ..CompileOptions::replicated(mesh.replicas())
     };
-    let client = open_plugin(&NEURON, path, (mesh, group.as_ref()), |_| Vec::new())?;
+    let client = open_plugin(&NEURON, path, mesh, group.as_ref(), |_| Vec::new())?;
     // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
     let of_device = if client.platform_version().starts_with('3') {
         NeuronChip::Trn2
@@ -285,7 +286,7 @@ pub fn open_neuron(
         }
         .into());
     }
-    session(client, Target::Neuron(chip), options, (mesh, cache))
+    session(client, Target::Neuron(chip), options, mesh, cache)
 }
 
 /// AWS's plugin, of a version that needs no Python.
@@ -308,7 +309,8 @@ pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
 pub(super) fn open_plugin(
     vendor: &Vendor,
     path: &Path,
-    (mesh, group): (Mesh, Option<&Arc<ProcessGroup>>),
+    mesh: Mesh,
+    group: Option<&Arc<ProcessGroup>>,
     options: impl Fn(&Plugin) -> Vec<(String, OptionValue)>,
 ) -> Result<Client> {
     let plugin = Plugin::load(path)?;
@@ -353,7 +355,8 @@ pub(super) fn session(
     client: Client,
     target: Target,
     options: CompileOptions,
-    (mesh, cache): (Mesh, CacheSettings),
+    mesh: Mesh,
+    cache: CacheSettings,
 ) -> Result<Session> {
     let options = distributed_options::assigned(options, &client, mesh);
     let cache = GraphCache::new(client.clone(), target, options, cache)?;

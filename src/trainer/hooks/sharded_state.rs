@@ -124,7 +124,7 @@ impl ShardedStateWriter {
             return Ok(()); // Rank 0 gave up, and reports why.
         }
         let dir = output_dir.join(String::from_utf8_lossy(&name).as_ref());
-        let written = write_part(&dir, (rank, self.names.len()), tensors, pace);
+        let written = write_part(&dir, rank, self.names.len(), tensors, pace);
         let told = written
             .as_ref()
             .map(PartFile::clone)

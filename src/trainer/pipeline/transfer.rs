@@ -25,7 +25,7 @@ pub(super) fn hand_on(
                 .map(|(buffer, device)| Ok(buffer.copy_to(device)?))
                 .collect::<Result<_>>()?
         } else {
-            transfer(session, (stage, to), &handed.shape, &buffers)?
+            transfer(session, stage, to, &handed.shape, &buffers)?
         };
         if !copies.is_empty() {
             values.insert((handed.name.clone(), to), (copies.into(), takers));
@@ -42,7 +42,8 @@ pub(super) fn hand_on(
 /// Neuron's libraries send no other way) and the receiver's is not used.
 fn transfer(
     session: &mut Session,
-    (from, to): (usize, usize),
+    from: usize,
+    to: usize,
     shape: &Shape,
     buffers: &[Buffer],
 ) -> Result<Vec<Buffer>> {
@@ -51,7 +52,7 @@ fn transfer(
     if senders.is_empty() && receivers.is_empty() {
         return Ok(Vec::new());
     }
-    let graph = transfer_graph(session.mesh, (from, to), shape)?;
+    let graph = transfer_graph(session.mesh, from, to, shape)?;
     let compiled = session.cache.get(&graph)?;
     if !receivers.is_empty() && !session.fillers.contains_key(&(to, shape.clone())) {
         let zeros = vec![0; shape.bytes()];
@@ -96,7 +97,7 @@ fn transfer(
         .collect())
 }
 
-fn transfer_graph(mesh: Mesh, (from, to): (usize, usize), shape: &Shape) -> Result<Graph> {
+fn transfer_graph(mesh: Mesh, from: usize, to: usize, shape: &Shape) -> Result<Graph> {
     let replicas = mesh.replicas() as u32;
     let pairs: Vec<Vec<u32>> = (0..replicas)
         .map(|replica| vec![replica, replicas + replica])

@@ -186,7 +186,7 @@ pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
 /// # Errors
 /// As [`load_with_head`].
 pub fn load(session: &mut Session, model: &dyn Model, weights: &Weights) -> Result<()> {
-    load_with_head(session, model, weights, (Head::Saved, 0))
+    load_with_head(session, model, weights, Head::Saved, 0)
 }
 
 /// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only
@@ -199,7 +199,8 @@ pub fn load_with_head(
     session: &mut Session,
     model: &dyn Model,
     weights: &Weights,
-    (head, seed): (Head, u64),
+    head: Head,
+    seed: u64,
 ) -> Result<()> {
     let fit = fit(model, weights, head)?;
     for parameter in &model.parameters() {

@@ -38,7 +38,8 @@ pub fn state_name(state: &StateSpec, parameter: &str) -> String {
 pub fn state_tensors(
     recording: &mut Recording,
     optimizer: &dyn Optimizer,
-    (parameter, info): (&str, ParameterInfo),
+    parameter: &str,
+    info: ParameterInfo,
 ) -> Result<(Vec<String>, Vec<Tensor>)> {
     let state = optimizer.state(info);
     let named = state.iter().map(|state| {
@@ -122,8 +123,7 @@ impl OptimizerStep {
             let _scope = trace.scope(&parameter.name);
             let weight = &updates.shard(recording, parameter, weight)?;
             let info = parameter.info();
-            let of = (&*parameter.name, info);
-            let (names, state) = state_tensors(recording, optimizer, of)?;
+            let (names, state) = state_tensors(recording, optimizer, &parameter.name, info)?;
             let others = updates.others(recording, parameter);
             let new = optimizer.update(&Update {
                 scalars: &scalars,

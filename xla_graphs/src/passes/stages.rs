@@ -274,7 +274,7 @@ impl<'g> Splitter<'g> {
                         .or_default()
                         .push((index, id));
                 }
-                self.read(id, (stage, level), &mut least, &mut sent);
+                self.read(id, stage, level, &mut least, &mut sent);
             }
         }
         for (index, node, stage) in late {
@@ -298,7 +298,8 @@ impl<'g> Splitter<'g> {
     fn read(
         &self,
         id: NodeId,
-        (stage, level): (usize, usize),
+        stage: usize,
+        level: usize,
         least: &mut BTreeMap<Instance, usize>,
         sent: &mut BTreeSet<Instance>,
     ) {
