@@ -3,6 +3,8 @@
 //! `xla_graphs/native/tests/numerics/kernels.rs`.
 
 use crate::support::{Run, json_lines, xtrain};
+use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::path::Path;
 use xtrain::runtime::Library;
 use xtrain_graphs::Target;
@@ -158,4 +160,117 @@ fn a_profile_names_the_parts_of_a_step() {
     assert_eq!(by_call > 0.0, attention, "{parts:?}");
     let eager = bench("--attn_implementation eager --profile");
     assert!(!eager["profile"].to_string().contains("xtrain.attention"));
+}
+
+/// The header of updates that have a loop of their own is what a training step calls:
+/// `XTRAIN_UPDATE_SNAPSHOTS=1` writes it anew.
+#[test]
+fn common_updates_have_loops_of_their_own() {
+    let dir = place();
+    let dir = dir.path();
+    train(dir, "--weight_decay 0.1");
+    let listed = xtrain()
+        .dir(dir)
+        .args(["cache", "ls", "--json", "--cache_dir", "cache"])
+        .run();
+    let entries: Vec<serde_json::Value> = serde_json::from_str(&listed.stdout).unwrap();
+    let step = entries.iter().find(|entry| entry["phase"] == "train");
+    let id = step.unwrap()["id"].as_str().unwrap();
+    let shown = xtrain()
+        .dir(dir)
+        .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
+        .run();
+    shown.succeeded();
+    let calls: BTreeSet<(usize, String)> = shown
+        .stdout
+        .lines()
+        .filter(|line| line.contains("\"xtrain.one_pass.1\""))
+        .map(known_pass)
+        .collect();
+    let names = ["SumOfSquares", "AdamW", "AdamWWithDecay"];
+    assert_eq!(calls.len(), names.len(), "{calls:?}");
+    let mut text = String::from(
+        "// Passes that have a loop of their own, which one_pass_loops.h makes: what nearly every step calls. Constants may have any value.
+//
+// Written by the test `common_updates_have_loops_of_their_own` under XTRAIN_UPDATE_SNAPSHOTS=1, from a step's calls.
+
+#ifndef XTRAIN_CPP_KERNELS_KNOWN_PASSES_H_
+#define XTRAIN_CPP_KERNELS_KNOWN_PASSES_H_
+
+#include \"one_pass.h\"
+
+namespace xtrain::kernels {
+namespace {
+
+template <class... P>
+struct Passes {};
+
+// kScalars: which operands are scalars; all are f32. kResults: the values that are results, in f32; kSums: which of them are
+// summed.
+",
+    );
+    for (name, (_, body)) in names.iter().zip(&calls) {
+        write!(text, "\nstruct {name} {{\n{body}}};\n").unwrap();
+    }
+    write!(
+        text,
+        "\nusing KnownPasses = Passes<{}>;\n\n}}  // namespace\n}}  // namespace xtrain::kernels\n\n#endif  // XTRAIN_CPP_KERNELS_KNOWN_PASSES_H_\n",
+        names.join(", ")
+    )
+    .unwrap();
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("xla_graphs/native/cpp/kernels/known_passes.h");
+    if std::env::var_os("XTRAIN_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+}
+
+/// The number of steps of a call, and the body of its struct in C++.
+fn known_pass(call: &str) -> (usize, String) {
+    const KINDS: [&str; 14] = [
+        "Constant", "Round", "Select", "Negate", "Abs", "Sign", "Sqrt", "Rsqrt", "Add", "Subtract",
+        "Multiply", "Divide", "Max", "Min",
+    ];
+    let between = |begin: &str, end: &str| {
+        let (_, rest) = call.split_once(begin).expect(begin);
+        rest.split_once(end).expect(end).0
+    };
+    let numbers = |begin: &str| -> Vec<usize> {
+        let numbers = between(begin, ">").split(", ");
+        numbers.map(|number| number.parse().unwrap()).collect()
+    };
+    let operands = between("operand_layout_constraints={", "api_version")
+        .split("f32[")
+        .skip(1)
+        .map(|operand| operand.starts_with(']').to_string());
+    let steps = numbers("steps = array<i64: ");
+    let results = numbers("results = array<i64: ");
+    let mut body = format!(
+        "  static constexpr bool kScalars[] = {{{}}};\n  static constexpr Step kSteps[] = {{\n",
+        operands.collect::<Vec<String>>().join(", ")
+    );
+    for step in steps.chunks(4) {
+        let kind = KINDS[step[0]];
+        let read = match kind {
+            "Constant" => 0,
+            "Select" => 3,
+            _ if step[0] < 8 => 1,
+            _ => 2,
+        };
+        let reads: String = step[1..=read].iter().map(|v| format!(", {v}")).collect();
+        writeln!(body, "      {{StepKind::k{kind}{reads}}},").unwrap();
+    }
+    let (values, sums): (Vec<String>, Vec<String>) = results
+        .chunks(2)
+        .map(|result| (result[0].to_string(), (result[1] == 1).to_string()))
+        .unzip();
+    writeln!(
+        body,
+        "  }};\n  static constexpr int64_t kResults[] = {{{}}};\n  static constexpr bool kSums[] = {{{}}};",
+        values.join(", "),
+        sums.join(", ")
+    )
+    .unwrap();
+    (steps.len() / 4, body)
 }

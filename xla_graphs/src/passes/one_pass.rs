@@ -198,12 +198,29 @@ fn groups(graph: &Graph) -> Vec<Group> {
         }
         id
     }
+    let mut join = |a: usize, b: usize| {
+        let (a, b) = (root(&mut first, a), root(&mut first, b));
+        first[a.max(b)] = a.min(b);
+    };
     for id in (0..count).filter(|&id| candidates[id]) {
         for &operand in &graph.nodes[id].operands {
             let operand = operand as usize;
             if candidates[operand] && depths[operand] == depths[id] {
-                let (a, b) = (root(&mut first, operand), root(&mut first, id));
-                first[a.max(b)] = a.min(b);
+                join(operand, id);
+            }
+        }
+    }
+    // Those that read one array, too: Lion's moment and its weight have no more in common.
+    for (id, readers) in readers.iter().enumerate() {
+        if candidates[id] || scalar(graph, id as NodeId).is_some() {
+            continue;
+        }
+        let inside = readers.iter().map(|&reader| reader as usize);
+        let mut inside: Vec<usize> = inside.filter(|&reader| candidates[reader]).collect();
+        inside.sort_by_key(|&reader| depths[reader]);
+        for pair in inside.windows(2) {
+            if depths[pair[0]] == depths[pair[1]] {
+                join(pair[0], pair[1]);
             }
         }
     }

@@ -4,6 +4,8 @@
 // A block of 256 elements goes through all steps before the next: its values stay in the L1 cache, at 1 KB each. Scalars and
 // constants stay one number, and a product that only a sum reads is made with it: fewer loads and stores, and fewer loops
 // to begin. Operands in f32 are read where they lie. Results are written when all steps are done, since they may lie over operands.
+//
+// Passes that most runs execute (known_passes.h) are one loop each, whose values stay in registers: a third of the time.
 
 #ifndef XTRAIN_CPP_KERNELS_ONE_PASS_LOOPS_H_
 #define XTRAIN_CPP_KERNELS_ONE_PASS_LOOPS_H_
@@ -11,9 +13,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "flush.h"
+#include "known_passes.h"
 #include "one_pass.h"
 
 namespace xtrain::kernels {
@@ -40,6 +46,29 @@ inline uint32_t Rounded(float value) {
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
   return value != value ? (bits | 0x400000) & 0xffff0000u : rounded;
 }
+
+// What a step computes of the values that it reads; the others are ignored.
+template <StepKind kKind>
+struct Of {
+  inline __attribute__((always_inline)) float operator()(float x, float y, float z) const {
+    using K = StepKind;
+    static_assert(kKind != K::kConstant, "made once");
+    if constexpr (kKind == K::kRound) return FromBits(Rounded(x));
+    if constexpr (kKind == K::kSelect) return x != 0 ? y : z;
+    if constexpr (kKind == K::kNegate) return -x;
+    if constexpr (kKind == K::kAbs) return FromBits(Bits(x) & 0x7fffffff);
+    if constexpr (kKind == K::kSign) return x > 0 ? 1.0f : x < 0 ? -1.0f : x;
+    if constexpr (kKind == K::kSqrt) return std::sqrt(x);
+    if constexpr (kKind == K::kRsqrt) return 1.0f / std::sqrt(x);
+    if constexpr (kKind == K::kAdd) return x + y;
+    if constexpr (kKind == K::kSubtract) return x - y;
+    if constexpr (kKind == K::kMultiply) return x * y;
+    if constexpr (kKind == K::kDivide) return x / y;
+    // Of a NaN and anything a NaN, as XLA's.
+    if constexpr (kKind == K::kMax) return x != x || x > y ? x : y;
+    if constexpr (kKind == K::kMin) return x != x || x < y ? x : y;
+  }
+};
 
 // A value that a step reads: kBlock numbers, or one that stands for all of them.
 struct Value {
@@ -125,147 +154,248 @@ inline std::vector<Move> Moves(const OnePass& pass) {
 }
 
 inline void Compute(const Move& move, const Value* v, float* to) {
+  using K = StepKind;
   switch (move.kind) {
-    case StepKind::kConstant:
+    case K::kConstant:
       return;  // made once
-    case StepKind::kRound:
-      return Map(v, to, [](float x, float, float) { return FromBits(Rounded(x)); });
-    case StepKind::kSelect:
-      return Map(v, to, [](float x, float y, float z) { return x != 0 ? y : z; });
-    case StepKind::kNegate:
-      return Map(v, to, [](float x, float, float) { return -x; });
-    case StepKind::kAbs:
-      return Map(v, to, [](float x, float, float) { return FromBits(Bits(x) & 0x7fffffff); });
-    case StepKind::kSign:
-      return Map(v, to, [](float x, float, float) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; });
-    case StepKind::kSqrt:
-      return Map(v, to, [](float x, float, float) { return std::sqrt(x); });
-    case StepKind::kRsqrt:
-      return Map(v, to, [](float x, float, float) { return 1.0f / std::sqrt(x); });
-    case StepKind::kAdd:
+    case K::kRound:
+      return Map(v, to, Of<K::kRound>());
+    case K::kSelect:
+      return Map(v, to, Of<K::kSelect>());
+    case K::kNegate:
+      return Map(v, to, Of<K::kNegate>());
+    case K::kAbs:
+      return Map(v, to, Of<K::kAbs>());
+    case K::kSign:
+      return Map(v, to, Of<K::kSign>());
+    case K::kSqrt:
+      return Map(v, to, Of<K::kSqrt>());
+    case K::kRsqrt:
+      return Map(v, to, Of<K::kRsqrt>());
+    case K::kAdd:
       if (move.product == Product::kFirst) return Map(v, to, [](float x, float y, float z) { return x * y + z; });
       if (move.product == Product::kSecond) return Map(v, to, [](float x, float y, float z) { return z + x * y; });
-      return Map(v, to, [](float x, float y, float) { return x + y; });
-    case StepKind::kSubtract:
+      return Map(v, to, Of<K::kAdd>());
+    case K::kSubtract:
       if (move.product == Product::kFirst) return Map(v, to, [](float x, float y, float z) { return x * y - z; });
       if (move.product == Product::kSecond) return Map(v, to, [](float x, float y, float z) { return z - x * y; });
-      return Map(v, to, [](float x, float y, float) { return x - y; });
-    case StepKind::kMultiply:
-      return Map(v, to, [](float x, float y, float) { return x * y; });
-    case StepKind::kDivide:
-      return Map(v, to, [](float x, float y, float) { return x / y; });
-    case StepKind::kMax:  // of a NaN and anything a NaN, as XLA's
-      return Map(v, to, [](float x, float y, float) { return x != x || x > y ? x : y; });
-    case StepKind::kMin:
-      return Map(v, to, [](float x, float y, float) { return x != x || x < y ? x : y; });
+      return Map(v, to, Of<K::kSubtract>());
+    case K::kMultiply:
+      return Map(v, to, Of<K::kMultiply>());
+    case K::kDivide:
+      return Map(v, to, Of<K::kDivide>());
+    case K::kMax:
+      return Map(v, to, Of<K::kMax>());
+    case K::kMin:
+      return Map(v, to, Of<K::kMin>());
   }
 }
 
-inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) {
-  const int64_t operands = pass.operands.size(), values = operands + pass.steps.size();
-  const std::vector<Move> moves = Moves(pass);
-  // A place for each value. Those of steps are used again once nobody reads them: fewer of them stay nearer.
-  std::vector<int64_t> last(values, -1);
-  for (size_t s = 0; s < moves.size(); ++s) {
-    for (int r = 0; r < moves[s].count; ++r) last[moves[s].reads[r]] = s;
+// A value of a pass P that is known: that of a step, of values before it.
+template <class P, size_t kStep, size_t kValues>
+inline __attribute__((always_inline)) float Made(const float (&v)[kValues], const float* constants) {
+  constexpr Step step = P::kSteps[kStep];
+  if constexpr (step.kind == StepKind::kConstant) {
+    return constants[kStep];
+  } else {
+    return Of<step.kind>()(v[step.a], v[step.b], v[step.c]);
   }
-  for (int64_t v = 0; v < operands; ++v) last[v] = moves.size();
-  for (int64_t v = operands; v < values; ++v) {
-    if (pass.steps[v - operands].kind == StepKind::kConstant) last[v] = moves.size();
-  }
-  for (const PassResult& result : pass.results) last[result.value] = moves.size();
-  std::vector<int64_t> place(values), free;
-  int64_t places = 0;
-  const auto take = [&] {
-    if (free.empty()) return places++;
-    const int64_t place = free.back();
-    free.pop_back();
-    return place;
+}
+
+// P over elements [begin, end), all values in registers; `lanes` gets what the sums add up to, as Work has it.
+template <class P, size_t... kOperand, size_t... kStep, size_t... kResult>
+inline __attribute__((always_inline)) void Whole(const OnePass& pass, int64_t begin, int64_t end, float* lanes, std::index_sequence<kOperand...>,
+                                                 std::index_sequence<kStep...>, std::index_sequence<kResult...>) {
+  constexpr size_t kOperands = sizeof...(kOperand);
+  const float* const read[] = {static_cast<const float*>(pass.operands[kOperand].data)...};
+  const float scalars[] = {(P::kScalars[kOperand] ? *read[kOperand] : 0.0f)...};
+  const float constants[] = {FromBits(static_cast<uint32_t>(pass.steps[kStep].a))...};
+  float* const to[] = {static_cast<float*>(pass.results[kResult].data)...};
+  float sums[sizeof...(kResult)][kLanes] = {};
+  const auto at = [&](int64_t i, int lane) __attribute__((always_inline)) {
+    float v[kOperands + sizeof...(kStep)];
+    ((v[kOperand] = P::kScalars[kOperand] ? scalars[kOperand] : read[kOperand][i + lane]), ...);
+    ((v[kOperands + kStep] = Made<P, kStep>(v, constants)), ...);
+    ((P::kSums[kResult] ? sums[kResult][lane] += v[P::kResults[kResult]] : to[kResult][i + lane] = v[P::kResults[kResult]]), ...);
   };
-  for (int64_t v = 0; v < operands; ++v) place[v] = take();
-  for (int64_t v = operands; v < values; ++v) {
-    if (pass.steps[v - operands].kind == StepKind::kConstant) place[v] = take();
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    // A result may lie over an operand, element over element.
+#pragma GCC ivdep
+    for (int lane = 0; lane < kLanes; ++lane) at(i, lane);
   }
-  for (size_t s = 0; s < moves.size(); ++s) {
-    // Taken before its operands' places are free: the loops' arrays may not overlap.
-    place[moves[s].to] = take();
+  for (int lane = 0; i + lane < end; ++lane) at(i, lane);
+  std::memcpy(lanes, sums, sizeof(sums));
+}
+
+using WholeLoop = void (*)(const OnePass& pass, int64_t begin, int64_t end, float* lanes);
+
+template <class P>
+void WholeOf(const OnePass& pass, int64_t begin, int64_t end, float* lanes) {
+  Whole<P>(pass, begin, end, lanes, std::make_index_sequence<std::size(P::kScalars)>(), std::make_index_sequence<std::size(P::kSteps)>(),
+           std::make_index_sequence<std::size(P::kResults)>());
+}
+
+// Whether a pass is P.
+template <class P>
+bool Is(const OnePass& pass) {
+  if (pass.operands.size() != std::size(P::kScalars) || pass.steps.size() != std::size(P::kSteps) || pass.results.size() != std::size(P::kResults)) {
+    return false;
+  }
+  for (size_t i = 0; i < pass.operands.size(); ++i) {
+    if (pass.operands[i].is_bf16 || pass.operands[i].is_scalar != P::kScalars[i]) return false;
+  }
+  for (size_t i = 0; i < pass.steps.size(); ++i) {
+    const Step &step = pass.steps[i], &known = P::kSteps[i];
+    const int64_t reads[] = {step.a, step.b, step.c}, knows[] = {known.a, known.b, known.c};
+    if (step.kind != known.kind || !std::equal(reads, reads + Reads(step.kind), knows)) return false;
+  }
+  for (size_t i = 0; i < pass.results.size(); ++i) {
+    if (pass.results[i].is_bf16 || pass.results[i].value != P::kResults[i] || pass.results[i].is_sum != P::kSums[i]) return false;
+  }
+  return true;
+}
+
+// The loop of its own that a pass has, or null.
+template <class... P>
+WholeLoop FindWhole(const OnePass& pass, Passes<P...>) {
+  WholeLoop found = nullptr;
+  ((Is<P>(pass) ? void(found = WholeOf<P>) : void()), ...);
+  return found;
+}
+
+// A pass in blocks, step after step.
+class Blocks {
+ public:
+  explicit Blocks(const OnePass& pass) : pass_(pass), operands_(pass.operands.size()), moves_(Moves(pass)) {
+    const int64_t values = operands_ + pass.steps.size();
+    // A place for each value. Those of steps are used again once nobody reads them: fewer of them stay nearer.
+    std::vector<int64_t> last(values, -1);
+    for (size_t s = 0; s < moves_.size(); ++s) {
+      for (int r = 0; r < moves_[s].count; ++r) last[moves_[s].reads[r]] = s;
+    }
     for (int64_t v = 0; v < values; ++v) {
-      if (last[v] == static_cast<int64_t>(s)) free.push_back(place[v]);
+      if (v < operands_ || IsConstant(v)) last[v] = moves_.size();
+    }
+    for (const PassResult& result : pass.results) last[result.value] = moves_.size();
+    std::vector<int64_t> place(values), free;
+    int64_t places = 0;
+    const auto take = [&] {
+      if (free.empty()) return places++;
+      const int64_t place = free.back();
+      free.pop_back();
+      return place;
+    };
+    for (int64_t v = 0; v < values; ++v) {
+      if (v < operands_ || IsConstant(v)) place[v] = take();
+    }
+    for (size_t s = 0; s < moves_.size(); ++s) {
+      // Taken before its operands' places are free: the loops' arrays may not overlap.
+      place[moves_[s].to] = take();
+      for (int64_t v = 0; v < values; ++v) {
+        if (last[v] == static_cast<int64_t>(s)) free.push_back(place[v]);
+      }
+    }
+    static thread_local std::vector<float> memory;
+    if (static_cast<int64_t>(memory.size()) < (places + 1) * kBlock) memory.resize((places + 1) * kBlock);
+    float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
+    for (int64_t v = 0; v < values; ++v) here_.push_back(base + place[v] * kBlock), at_.push_back({here_[v], false});
+    for (int64_t v = 0; v < values; ++v) {
+      if (v < operands_ ? pass.operands[v].is_scalar : IsConstant(v)) {
+        const float one = v < operands_ ? *static_cast<const float*>(pass.operands[v].data) : FromBits(static_cast<uint32_t>(pass.steps[v - operands_].a));
+        // Written out as well, for a result that is one of them.
+        std::fill_n(here_[v], kBlock, one);
+        at_[v].is_one = true;
+      }
     }
   }
-  static thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < (places + 1) * kBlock) memory.resize((places + 1) * kBlock);
-  float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
-  std::vector<Value> at(values);
-  for (int64_t v = 0; v < values; ++v) at[v] = {base + place[v] * kBlock, false};
-  // Written out as well, for a result that is one of them.
-  const auto fill = [&](int64_t v, float value) {
-    std::fill_n(base + place[v] * kBlock, kBlock, value);
-    at[v].is_one = true;
-  };
-  for (int64_t v = 0; v < operands; ++v) {
-    if (pass.operands[v].is_scalar) fill(v, *static_cast<const float*>(pass.operands[v].data));
-  }
-  for (int64_t v = operands; v < values; ++v) {
-    const Step& step = pass.steps[v - operands];
-    if (step.kind == StepKind::kConstant) fill(v, FromBits(static_cast<uint32_t>(step.a)));
+
+  // Elements [begin, end). Sums add up in `lanes`, of kLanes for each result.
+  void operator()(int64_t begin, int64_t end, float* lanes) {
+    for (; begin < end; begin += kBlock) {
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, end - begin));
+      Read(begin, count);
+      for (const Move& move : moves_) {
+        Value v[3];
+        // What is not read is one number that is there.
+        for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at_[move.reads[r]] : Value{here_[move.to], true};
+        Compute(move, v, here_[move.to]);
+      }
+      Write(begin, count, lanes);
+    }
   }
 
+ private:
+  bool IsConstant(int64_t v) const { return v >= operands_ && pass_.steps[v - operands_].kind == StepKind::kConstant; }
+
+  void Read(int64_t begin, int count) {
+    for (int64_t v = 0; v < operands_; ++v) {
+      const PassOperand& operand = pass_.operands[v];
+      if (operand.is_scalar) continue;
+      float* here = here_[v];
+      if (operand.is_bf16) {
+        const uint16_t* from = static_cast<const uint16_t*>(operand.data) + begin;
+        if (count == kBlock) {
+          for (int i = 0; i < kBlock; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
+        } else {
+          for (int i = 0; i < count; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
+        }
+      } else if (count == kBlock) {
+        at_[v].at = static_cast<const float*>(operand.data) + begin;
+      } else {
+        at_[v].at = here;
+        std::memcpy(here, static_cast<const float*>(operand.data) + begin, count * 4);
+      }
+    }
+  }
+
+  void Write(int64_t begin, int count, float* lanes) const {
+    for (const PassResult& result : pass_.results) {
+      const float* from = at_[result.value].at;
+      if (result.is_sum) {
+        float sum[kLanes];
+        std::copy_n(lanes, kLanes, sum);
+        int i = 0;
+        for (; i + kLanes <= count; i += kLanes) {
+          for (int lane = 0; lane < kLanes; ++lane) sum[lane] += from[i + lane];
+        }
+        for (int lane = 0; i + lane < count; ++lane) sum[lane] += from[i + lane];
+        std::copy_n(sum, kLanes, lanes);
+      } else if (result.is_bf16) {
+        uint16_t* to = static_cast<uint16_t*>(result.data) + begin;
+        if (count == kBlock) {
+          for (int i = 0; i < kBlock; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);
+        } else {
+          for (int i = 0; i < count; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);
+        }
+      } else {
+        std::memcpy(static_cast<float*>(result.data) + begin, from, count * 4);
+      }
+      lanes += kLanes;
+    }
+  }
+
+  const OnePass& pass_;
+  const int64_t operands_;
+  const std::vector<Move> moves_;
+  std::vector<float*> here_;  // the place of each value
+  std::vector<Value> at_;     // where each value is: there, or where an operand lies
+};
+
+inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) {
   const FlushSubnormals flush;
+  const WholeLoop whole = FindWhole(pass, KnownPasses());
+  std::optional<Blocks> blocks;
+  if (whole == nullptr) blocks.emplace(pass);
   const int64_t chunks = PassChunks(pass);
   std::vector<float> lanes(pass.results.size() * kLanes);
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
+    const int64_t begin = chunk * kPassChunk, end = std::min(pass.elements, begin + kPassChunk);
     std::fill(lanes.begin(), lanes.end(), 0.0f);
-    const int64_t end = std::min(pass.elements, (chunk + 1) * kPassChunk);
-    for (int64_t begin = chunk * kPassChunk; begin < end; begin += kBlock) {
-      const int count = static_cast<int>(std::min<int64_t>(kBlock, end - begin));
-      for (int64_t v = 0; v < operands; ++v) {
-        const PassOperand& operand = pass.operands[v];
-        if (operand.is_scalar) continue;
-        float* here = base + place[v] * kBlock;
-        if (operand.is_bf16) {
-          const uint16_t* from = static_cast<const uint16_t*>(operand.data) + begin;
-          if (count == kBlock) {
-            for (int i = 0; i < kBlock; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
-          } else {
-            for (int i = 0; i < count; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
-          }
-        } else if (count == kBlock) {
-          at[v].at = static_cast<const float*>(operand.data) + begin;
-        } else {
-          at[v].at = here;
-          std::memcpy(here, static_cast<const float*>(operand.data) + begin, count * 4);
-        }
-      }
-      for (const Move& move : moves) {
-        Value v[3];
-        // What is not read is one number that is there.
-        for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at[move.reads[r]] : Value{base, true};
-        Compute(move, v, base + place[move.to] * kBlock);
-      }
-      for (size_t r = 0; r < pass.results.size(); ++r) {
-        const PassResult& result = pass.results[r];
-        const float* from = at[result.value].at;
-        if (result.is_sum) {
-          float sum[kLanes];
-          std::copy_n(&lanes[r * kLanes], kLanes, sum);
-          int i = 0;
-          for (; i + kLanes <= count; i += kLanes) {
-            for (int lane = 0; lane < kLanes; ++lane) sum[lane] += from[i + lane];
-          }
-          for (int lane = 0; i + lane < count; ++lane) sum[lane] += from[i + lane];
-          std::copy_n(sum, kLanes, &lanes[r * kLanes]);
-        } else if (result.is_bf16) {
-          uint16_t* to = static_cast<uint16_t*>(result.data) + begin;
-          if (count == kBlock) {
-            for (int i = 0; i < kBlock; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);
-          } else {
-            for (int i = 0; i < count; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);
-          }
-        } else {
-          std::memcpy(static_cast<float*>(result.data) + begin, from, count * 4);
-        }
-      }
+    if (whole != nullptr) {
+      whole(pass, begin, end, lanes.data());
+    } else {
+      (*blocks)(begin, end, lanes.data());
     }
     for (size_t r = 0; r < pass.results.size(); ++r) {
       double sum = 0;

@@ -231,6 +231,45 @@ fn an_update_in_one_pass_is_the_update() {
     }
 }
 
+/// Lion's moment and its weight share no value but the gradient and the moment that they read: one
+/// call for each parameter.
+#[test]
+fn values_of_one_array_are_made_together() {
+    let target = Target::Cpu(CpuKernels {
+        one_pass: true,
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(9);
+    let arguments: Vec<Value> = (0..6)
+        .map(|_| values(&mut rng, DType::F32, &[30, 40]))
+        .collect();
+    let graph = trace(&arguments, |trace, x| {
+        let _update = trace.update_scope("optimizer");
+        let mut results = Vec::new();
+        for of_one in x.chunks(3) {
+            let [m, w, g] = of_one else { unreachable!() };
+            let direction = m.mul_scalar(0.9)?.add(&g.mul_scalar(0.1)?)?.sign()?;
+            results.push(m.mul_scalar(0.99)?.add(&g.mul_scalar(0.01)?)?);
+            results.push(w.sub(&direction.mul_scalar(1e-3)?)?);
+        }
+        Ok(results)
+    })
+    .unwrap();
+    let lowered = passes::lower(&graph, target).unwrap();
+    lowered.check().unwrap();
+    let passes = lowered.nodes.iter().filter_map(|node| match &node.op {
+        Op::OnePass(pass) => Some(pass.results.len()),
+        _ => None,
+    });
+    assert_eq!(passes.collect::<Vec<usize>>(), [2, 2]);
+    xtrain_xla::register_kernels();
+    let got = compile_for(&graph, target).run(&arguments);
+    let want = compile_for(&graph, Target::CPU).run(&arguments);
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(&got.numbers(), &want.numbers(), 1e-6);
+    }
+}
+
 /// A table of sines and cosines that two layers read for each of their heads is computed once: XLA is
 /// given it by a call, which it cannot fuse.
 #[test]
@@ -381,6 +420,40 @@ fn logits_stay_whole_where_blocks_cannot_stand_for_them() {
     ])));
 }
 
+/// The gradient of a bias: the sum of rows in bf16, in f32, as a matmul by ones.
+#[test]
+fn the_sum_of_rows_is_a_matmul() {
+    let Some(kernels) = target().filter(|kernels| kernels.bf16.is_some()) else {
+        return;
+    };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(34);
+    for (dims, summed, is_call) in [
+        (vec![70, 90], vec![0], true),
+        (vec![3, 900, 130], vec![0, 1], true),
+        (vec![3, 900, 130], vec![0], false),
+        (vec![3, 900, 130], vec![1], false),
+        (vec![3, 900, 130], vec![2], false),
+        (vec![90, 40], vec![0], false),
+    ] {
+        let arguments = [values(&mut rng, DType::BF16, &dims)];
+        let graph = trace(&arguments, |_, x| {
+            // Something else reads what is summed, too.
+            let rows = x[0].convert(DType::F32)?;
+            Ok(vec![rows.sum(&summed)?, rows.exp()?])
+        })
+        .unwrap();
+        let found = calls(&graph, kernels);
+        let taken = found.iter().any(|op| matches!(op, Op::KernelMatmul(_)));
+        assert_eq!(taken, is_call, "{dims:?} {summed:?}");
+        let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+        let want = compile_for(&graph, Target::CPU).run(&arguments);
+        for (got, want) in got.iter().zip(&want) {
+            assert_close(&got.numbers(), &want.numbers(), 1e-4);
+        }
+    }
+}
+
 /// Sums of matmuls, in f32: one after the other adds to the first product.
 #[test]
 fn the_sum_of_matmuls_is_one_array() {
@@ -411,32 +484,62 @@ fn the_sum_of_matmuls_is_one_array() {
 }
 
 /// The kernels alone: f64 references over generated shapes, special numbers, the same bits with 1 to
-/// 8 threads, no write outside of the result.
+/// 8 threads, no write outside of the result. AMX's tiles are emulated besides, so that its kernel is
+/// tested on processors without them.
 #[test]
 fn kernels_alone_are_right_for_any_shape_and_number_of_threads() {
+    test_alone("kernels", &[], ["80", "150"]);
+}
+
+/// The same under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+#[test]
+#[ignore = "slow: compiles the kernels twice more; bin/test --slow -- kernels_alone"]
+fn kernels_alone_are_clean_under_sanitizers() {
+    test_alone(
+        "kernels-address",
+        &[
+            "-g",
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover",
+        ],
+        ["40", "120"],
+    );
+    test_alone(
+        "kernels-thread",
+        &["-g", "-fsanitize=thread"],
+        ["40", "120"],
+    );
+}
+
+/// Runs the harness, compiled with `flags` into a folder of this name, over `[cases, side]`.
+fn test_alone(folder: &str, flags: &[&str], generated: [&str; 2]) {
     if target().is_none() {
         return;
     }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     std::fs::create_dir_all(&dir).unwrap();
     let build = Command::new("bash")
         .arg(sources.join("tests/kernels/build.sh"))
         .arg(&dir)
+        .args(flags)
         .env("CXX", env!("XTRAIN_CXX"))
         .output()
         .unwrap();
-    assert!(
-        build.status.success(),
-        "{}",
-        String::from_utf8_lossy(&build.stderr)
-    );
-    let output = Command::new(dir.join("harness"))
-        .args(["test", "120", "150"])
+    let errors = String::from_utf8_lossy(&build.stderr);
+    assert!(build.status.success(), "{errors}");
+    let harness = Command::new(dir.join("harness"))
+        .arg("test")
+        .args(generated)
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}");
+    let (text, errors) = (&harness.stdout, &harness.stderr);
+    assert!(
+        harness.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(text),
+        String::from_utf8_lossy(errors)
+    );
 }
 
 /// XLA's time over the kernels' for 200 shapes, as a table of geometric means and the shapes that lose
