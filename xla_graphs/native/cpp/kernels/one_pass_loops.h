@@ -204,7 +204,7 @@ inline __attribute__((always_inline)) float Made(const float (&v)[kValues], cons
 
 // P over elements [begin, end), all values in registers; `lanes` gets what the sums add up to, as Work has it.
 template <class P, size_t... kOperand, size_t... kStep, size_t... kResult>
-inline __attribute__((always_inline)) void Whole(const OnePass& pass, int64_t begin, int64_t end, float* lanes, std::index_sequence<kOperand...>,
+inline __attribute__((always_inline)) void FuseSteps(const OnePass& pass, int64_t begin, int64_t end, float* lanes, std::index_sequence<kOperand...>,
                                                  std::index_sequence<kStep...>, std::index_sequence<kResult...>) {
   constexpr size_t kOperands = sizeof...(kOperand);
   const float* const read[] = {static_cast<const float*>(pass.operands[kOperand].data)...};
@@ -228,11 +228,11 @@ inline __attribute__((always_inline)) void Whole(const OnePass& pass, int64_t be
   std::memcpy(lanes, sums, sizeof(sums));
 }
 
-using WholeLoop = void (*)(const OnePass& pass, int64_t begin, int64_t end, float* lanes);
+using FusedLoop = void (*)(const OnePass& pass, int64_t begin, int64_t end, float* lanes);
 
 template <class P>
-void WholeOf(const OnePass& pass, int64_t begin, int64_t end, float* lanes) {
-  Whole<P>(pass, begin, end, lanes, std::make_index_sequence<std::size(P::kScalars)>(), std::make_index_sequence<std::size(P::kSteps)>(),
+void Fused(const OnePass& pass, int64_t begin, int64_t end, float* lanes) {
+  FuseSteps<P>(pass, begin, end, lanes, std::make_index_sequence<std::size(P::kScalars)>(), std::make_index_sequence<std::size(P::kSteps)>(),
            std::make_index_sequence<std::size(P::kResults)>());
 }
 
@@ -258,9 +258,9 @@ bool Is(const OnePass& pass) {
 
 // The loop of its own that a pass has, or null.
 template <class... P>
-WholeLoop FindWhole(const OnePass& pass, Passes<P...>) {
-  WholeLoop found = nullptr;
-  ((Is<P>(pass) ? void(found = WholeOf<P>) : void()), ...);
+FusedLoop FindFused(const OnePass& pass, Passes<P...>) {
+  FusedLoop found = nullptr;
+  ((Is<P>(pass) ? void(found = Fused<P>) : void()), ...);
   return found;
 }
 
@@ -384,16 +384,16 @@ class Blocks {
 
 inline void Work(const OnePass& pass, std::atomic<int64_t>& next, double* sums) {
   const FlushSubnormals flush;
-  const WholeLoop whole = FindWhole(pass, KnownPasses());
+  const FusedLoop fused = FindFused(pass, KnownPasses());
   std::optional<Blocks> blocks;
-  if (whole == nullptr) blocks.emplace(pass);
+  if (fused == nullptr) blocks.emplace(pass);
   const int64_t chunks = PassChunks(pass);
   std::vector<float> lanes(pass.results.size() * kLanes);
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
     const int64_t begin = chunk * kPassChunk, end = std::min(pass.elements, begin + kPassChunk);
     std::fill(lanes.begin(), lanes.end(), 0.0f);
-    if (whole != nullptr) {
-      whole(pass, begin, end, lanes.data());
+    if (fused != nullptr) {
+      fused(pass, begin, end, lanes.data());
     } else {
       (*blocks)(begin, end, lanes.data());
     }
