@@ -17,6 +17,7 @@ namespace {
 
 struct Amx {
   static constexpr int kMr = 32, kNr = 32;
+  static constexpr bool kReadsRows = false;
   static constexpr bool kPairs = true;
   using A = Order<kMr, true, true>;
   using B = Order<kNr, true, false>;
@@ -38,8 +39,9 @@ struct Amx {
     ~State() { _tile_release(); }
   };
 
-  static void Tile(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
-                   int rows, int columns) {
+  static void Tile(const Matmul& x, Rows panel, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,
+                   int columns) {
+    const uint32_t* a = reinterpret_cast<const uint32_t*>(panel.at);
     if (to == nullptr) ExpectRows(x, at, rows, columns);
     if (from == nullptr) {
       _tile_zero(0);

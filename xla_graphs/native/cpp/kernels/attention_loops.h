@@ -13,6 +13,7 @@
 //
 //   dP^T = V dy^T      dS^T = P^T (dP^T - sum(dP P))      dq = dS K      dk += dS^T q      dv += P^T dy
 //
+// Rows of keys and values, and P^T and dS^T by rows of keys, are read where they are by a kernel that can.
 // dk and dv are summed over blocks of queries as the kernel stores its registers. What a causal mask or a window hides from
 // a whole panel of queries is not computed.
 //
@@ -126,6 +127,8 @@ struct AttentionLoops {
   // Keys begin at a multiple of this, so that any kernel's packed words can be entered there.
   static constexpr int64_t kKeyUnit = 32;
 
+  using Left = typename Gemm<K>::Left;
+
   static int64_t Words(int64_t k) { return CeilDiv(k, kPerWord); }
 
   static AttentionPlan Plan(const Attention& x, bool is_backward) {
@@ -159,6 +162,11 @@ struct AttentionLoops {
   }
   static Source Down(const Attention& x, const Heads& heads, int64_t b, int64_t h, int64_t t, int64_t rows) {
     return {At(x, heads, b, h, t), 1, heads.strides[2], x.width, rows};
+  }
+
+  // All rows of a head of keys or values as A.
+  static Left ByRows(const Attention& x, const Heads& heads, int64_t b, int64_t kv, uint32_t* to) {
+    return Gemm<K>::MakeLeft(x.is_bf16, Across(x, heads, b, kv, 0, x.keys), 0, CeilDiv(x.keys, kMr), 0, Words(x.width), to);
   }
 
   // Memory of a thread, cut into the arrays of a call.
@@ -282,16 +290,16 @@ struct AttentionLoops {
   }
 
   // strip[key - first][query] = rows of a head times the block's `across`, for all keys that are seen.
-  static void Scores(const Attention& x, const AttentionPlan& plan, const Block& at, const uint32_t* rows, const uint32_t* across,
+  static void Scores(const Attention& x, const AttentionPlan& plan, const Block& at, const Left& rows, const uint32_t* across,
                      float* strip) {
-    const int64_t words = Words(x.width), a_words = K::A::PanelWords(words), b_words = K::B::PanelWords(words);
+    const int64_t words = Words(x.width), b_words = K::B::PanelWords(words);
     Matmul c = {};
     c.c = strip;
     c.c_strides[2] = plan.block;
     for (int64_t j = 0; j < at.columns; j += kNr) {
       const int64_t end = End(x, at, j);
       for (int64_t key = at.first, i = at.first_panel; key < end; key += kMr, ++i) {
-        K::Tile(c, rows + i * a_words, across + j / kNr * b_words, words, nullptr, nullptr, (key - at.first) * plan.block + j,
+        K::Tile(c, rows(i), across + j / kNr * b_words, words, nullptr, nullptr, (key - at.first) * plan.block + j,
                 static_cast<int>(std::min<int64_t>(kMr, x.keys - key)), kNr);
       }
     }
@@ -386,11 +394,11 @@ struct AttentionLoops {
   // rows x D of the block: `strip` (as [queries, keys]) times `down` [keys, D], to `c`.
   static void ByQueries(const Attention& x, const AttentionPlan& plan, const Block& at, const float* strip, const uint32_t* down,
                         const Heads& to, Memory& memory) {
-    const int64_t keys = at.end - at.begin, words = Words(keys), a_words = K::A::PanelWords(words);
+    const int64_t keys = at.end - at.begin, words = Words(keys);
     const int64_t b_words = K::B::PanelWords(Words(x.keys)), skipped = at.begin / kPerWord;
     const Source source = {strip + (at.begin - at.first) * plan.block, 1, plan.block, at.queries, keys};
     const int64_t panels = CeilDiv(at.queries, kMr);
-    PackTo<typename K::A>(false, source, 0, panels, words, memory.p);
+    const Left left = Gemm<K>::MakeLeft(false, source, 0, panels, 0, words, memory.p);
     Matmul c = {};
     c.c = to.data, c.c_bf16 = x.is_bf16;
     c.c_strides[2] = to.strides[2];
@@ -406,7 +414,7 @@ struct AttentionLoops {
           const int64_t needed = std::min(words, CeilDiv(Words(end - at.begin), 16) * 16);
           if (k >= needed) continue;
           float* sums = resumes ? memory.sums + i * kTile : nullptr;
-          K::Tile(c, memory.p + i * a_words + k * kMr, panel + k * kNr, std::min(K::kStep, needed - k), k == 0 ? nullptr : sums,
+          K::Tile(c, left(i).From(k), panel + k * kNr, std::min(K::kStep, needed - k), k == 0 ? nullptr : sums,
                   k + K::kStep >= needed ? nullptr : sums, base + i * kMr * to.strides[2] + d, rows,
                   static_cast<int>(std::min<int64_t>(kNr, x.width - d)));
         }
@@ -417,10 +425,19 @@ struct AttentionLoops {
   // Adds to the sums of each key's row: `strip` [keys, queries] times `down` [queries, D].
   static void ByKeys(const Attention& x, const AttentionPlan& plan, const Block& at, const float* strip, const uint32_t* down,
                      float* sums, Memory& memory) {
-    const int64_t words = Words(at.queries), a_words = K::A::PanelWords(words), b_words = K::B::PanelWords(words);
-    const int64_t width_panels = CeilDiv(x.width, kNr), panels = CeilDiv(at.end - at.first, kMr);
-    const Source source = {strip, plan.block, 1, at.end - at.first, at.queries};
-    PackTo<typename K::A>(false, source, 0, panels, words, memory.p);
+    const int64_t words = Words(at.queries), b_words = K::B::PanelWords(words);
+    const int64_t width_panels = CeilDiv(x.width, kNr), keys = at.end - at.first, panels = CeilDiv(keys, kMr);
+    Source source = {strip, plan.block, 1, keys, at.queries};
+    uint32_t* to = memory.p;
+    constexpr bool kRounds = K::kPairs && K::kReadsRows;
+    if constexpr (kRounds) {
+      // Rounded, its rows are words as they stand.
+      source.data = to, source.k_size = at.columns;
+      for (int64_t key = 0; key < keys; ++key, to += plan.block / 2) {
+        for (int64_t q = 0; q < at.columns; q += 32) RoundRow(strip + key * plan.block + q, at.queries - q, to + q / 2);
+      }
+    }
+    const Left left = Gemm<K>::MakeLeft(kRounds, source, 0, panels, 0, words, to);
     const Matmul c = {};
     for (int64_t d = 0; d < width_panels; ++d) {
       for (int64_t i = 0; i < panels; ++i) {
@@ -429,7 +446,7 @@ struct AttentionLoops {
         const int64_t k = from / kPerWord / 16 * 16;
         if (k >= words) continue;
         float* tile = sums + ((at.first_panel + i) * width_panels + d) * kTile;
-        K::Tile(c, memory.p + i * a_words + k * kMr, down + d * b_words + k * kNr, words - k, tile, tile, 0, kMr, kNr);
+        K::Tile(c, left(i).From(k), down + d * b_words + k * kNr, words - k, tile, tile, 0, kMr, kNr);
       }
     }
   }
@@ -441,10 +458,10 @@ struct AttentionLoops {
     const FlushSubnormals flush;
     Memory memory(x, plan, false, scratch);
     typename K::State state;
-    const int64_t group = x.heads / x.kv_heads, key_panels = CeilDiv(x.keys, kMr), width_panels = CeilDiv(x.width, kNr);
+    const int64_t group = x.heads / x.kv_heads, width_panels = CeilDiv(x.width, kNr);
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t chunk = part % plan.chunks, kv = part / plan.chunks % x.kv_heads, b = part / plan.chunks / x.kv_heads;
-      PackTo<typename K::A>(x.is_bf16, Across(x, x.k, b, kv, 0, x.keys), 0, key_panels, Words(x.width), memory.k_rows);
+      const Left k_rows = ByRows(x, x.k, b, kv, memory.k_rows);
       PackTo<typename K::B>(x.is_bf16, Down(x, x.v, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.v_down);
       Count(x, b, memory.counted);
       for (int64_t unit = chunk; unit < group * plan.blocks; unit += plan.chunks) {
@@ -452,7 +469,7 @@ struct AttentionLoops {
         const Block at = At(x, plan, memory.counted, b, h, unit % plan.blocks);
         const Source q = Across(x, x.q, b, h, at.q0, at.queries);
         PackTo<typename K::B>(x.is_bf16, q, 0, at.columns / kNr, Words(x.width), memory.q_across);
-        Scores(x, plan, at, memory.k_rows, memory.q_across, memory.strip);
+        Scores(x, plan, at, k_rows, memory.q_across, memory.strip);
         for (int64_t j = 0; j < at.columns; j += kNr) {
           const int64_t end = End(x, at, j);
           __m512 inverse[2];
@@ -530,7 +547,7 @@ struct AttentionLoops {
     const int64_t base = b * to.strides[0] + kv * to.strides[1];
     for (int64_t key = 0, i = 0; key < x.keys; key += kMr, ++i) {
       for (int64_t d = 0; d < width_panels; ++d) {
-        K::Tile(c, nullptr, nullptr, 0, sums + (i * width_panels + d) * kTile, nullptr, base + key * to.strides[2] + d * kNr,
+        K::Tile(c, Rows{}, nullptr, 0, sums + (i * width_panels + d) * kTile, nullptr, base + key * to.strides[2] + d * kNr,
                 static_cast<int>(std::min<int64_t>(kMr, x.keys - key)), static_cast<int>(std::min<int64_t>(kNr, x.width - d * kNr)));
       }
     }
@@ -543,13 +560,11 @@ struct AttentionLoops {
     const FlushSubnormals flush;
     Memory memory(x, plan, true, scratch);
     typename K::State state;
-    const int64_t group = x.heads / x.kv_heads, key_panels = CeilDiv(x.keys, kMr), width_panels = CeilDiv(x.width, kNr);
+    const int64_t group = x.heads / x.kv_heads, width_panels = CeilDiv(x.width, kNr);
     const int64_t half = plan.sums / 2;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t head = part / plan.chunks, chunk = part % plan.chunks, kv = head % x.kv_heads, b = head / x.kv_heads;
-      const Source k = Across(x, x.k, b, kv, 0, x.keys), v = Across(x, x.v, b, kv, 0, x.keys);
-      PackTo<typename K::A>(x.is_bf16, k, 0, key_panels, Words(x.width), memory.k_rows);
-      PackTo<typename K::A>(x.is_bf16, v, 0, key_panels, Words(x.width), memory.v_rows);
+      const Left k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
       PackTo<typename K::B>(x.is_bf16, Down(x, x.k, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.k_down);
       Count(x, b, memory.counted);
       float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + part * plan.sums;
@@ -564,8 +579,8 @@ struct AttentionLoops {
         PackTo<typename K::B>(x.is_bf16, Across(x, x.dy, b, h, at.q0, at.queries), 0, panels, words, memory.dy_across);
         PackTo<typename K::B>(x.is_bf16, Down(x, x.q, b, h, at.q0, at.queries), 0, width_panels, block_words, memory.q_down);
         PackTo<typename K::B>(x.is_bf16, Down(x, x.dy, b, h, at.q0, at.queries), 0, width_panels, block_words, memory.dy_down);
-        Scores(x, plan, at, memory.k_rows, memory.q_across, memory.strip);
-        Scores(x, plan, at, memory.v_rows, memory.dy_across, memory.grad_strip);
+        Scores(x, plan, at, k_rows, memory.q_across, memory.strip);
+        Scores(x, plan, at, v_rows, memory.dy_across, memory.grad_strip);
         for (int64_t j = 0; j < at.columns; j += kNr) Gradients(x, plan, at, j, memory);
         ByQueries(x, plan, at, memory.grad_strip, memory.k_down, x.dq, memory);
         ByKeys(x, plan, at, memory.strip, memory.dy_down, dv, memory);

@@ -18,6 +18,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kMr = 6, kNr = 16;
+  static constexpr bool kReadsRows = true;
   static constexpr bool kPairs = false;
   using A = Order<kMr>;
   using B = Order<kNr>;
@@ -27,8 +28,8 @@ struct Avx2 {
     State() {}
   };
 
-  static void Tile(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
-                   int rows, int columns) {
+  static void Tile(const Matmul& x, Rows a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,
+                   int columns) {
     if (to == nullptr) ExpectRows(x, at, rows, columns);
     __m256 sums[kMr][2];
 #pragma GCC unroll 6
@@ -36,12 +37,13 @@ struct Avx2 {
 #pragma GCC unroll 2
       for (int j = 0; j < 2; ++j) sums[i][j] = from == nullptr ? _mm256_setzero_ps() : _mm256_loadu_ps(from + i * kNr + 8 * j);
     }
-    const float *left = reinterpret_cast<const float*>(a), *right = reinterpret_cast<const float*>(b);
-    for (int64_t k = 0; k < words; ++k, left += kMr, right += kNr) {
+    const char *left = a.at, *below = a.at + 3 * a.row;
+    const float* right = reinterpret_cast<const float*>(b);
+    for (int64_t k = 0; k < words; ++k, left += a.word, below += a.word, right += kNr) {
       const __m256 b0 = _mm256_loadu_ps(right), b1 = _mm256_loadu_ps(right + 8);
 #pragma GCC unroll 6
       for (int i = 0; i < kMr; ++i) {
-        const __m256 one = _mm256_broadcast_ss(left + i);
+        const __m256 one = _mm256_broadcast_ss(reinterpret_cast<const float*>((i < 3 ? left : below) + i % 3 * a.row));
         sums[i][0] = _mm256_fmadd_ps(one, b0, sums[i][0]);
         sums[i][1] = _mm256_fmadd_ps(one, b1, sums[i][1]);
       }

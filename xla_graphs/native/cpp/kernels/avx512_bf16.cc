@@ -12,7 +12,6 @@ namespace {
 
 struct Pairs {
   static constexpr bool kPairs = true;
-  static constexpr int64_t kKc = 384;
 
   static inline __attribute__((always_inline)) __m512 MultiplyAdd(__m512 sums, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);

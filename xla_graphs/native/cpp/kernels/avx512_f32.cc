@@ -8,8 +8,6 @@ namespace {
 
 struct Singles {
   static constexpr bool kPairs = false;
-  // Panels of B of 96 KB: twice L1, and still faster than to store and load the sums more often.
-  static constexpr int64_t kKc = 768;
 
   static inline __attribute__((always_inline)) __m512 MultiplyAdd(__m512 sums, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums);

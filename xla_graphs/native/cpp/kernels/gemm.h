@@ -10,7 +10,8 @@
 //   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kStep, panels of A streaming from L2
 //
 // An operand that several parts read is packed before all of them, by all threads together, if L3 holds it: then the steps over
-// k and m only choose what of it is read. So a part packs what no other reads, or what is too large.
+// k and m only choose what of it is read. So a part packs what no other reads, or what is too large. A's rows are not packed at
+// all if they have in memory the words that the kernel reads: then only a last panel that has fewer rows than others is.
 // Between two steps of k, C's sums wait in f32 in a buffer, as the kernel stores its registers: those of a panel of B in L2,
 // those of a part in L3. They resume exactly where they were, so that blocking changes no bit. The last step writes C.
 
@@ -45,9 +46,10 @@ inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t o
   }
 }
 
-// K: kMr, kNr, kPairs, Orders A and B, SumAt (where the sum of a row and column is, as the kernel stores its registers; 16
-// columns from a multiple of 16 on lie side by side), the sizes kKc (words of k that are packed at a time), kStep (those that the kernel
-// takes at a time, a multiple of 16 or kKc) and kAWords (what A's block may take of L2), and `Tile`, the kernel proper.
+// K: kMr, kNr, kPairs, kReadsRows (whether A's words may be anywhere, not only in panels of its Order), Orders A and B, SumAt (where
+// the sum of a row and column is, as the kernel stores its registers; 16 columns from a multiple of 16 on lie side by side), the sizes
+// kKc (words of k that are packed at a time), kStep (those that the kernel takes at a time, a multiple of 16 or kKc) and kAWords (what
+// A's block may take of L2), and `Tile`, the kernel proper.
 template <class K>
 struct Gemm {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
@@ -68,7 +70,10 @@ struct Gemm {
     const int64_t m_most = CeilDiv(x.m, K::kMr), n_most = CeilDiv(x.n, K::kNr);
     const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
     const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
-    const bool shares_a = batches == 1 && all_a.Words() <= kSharedWords, shares_b = batches == 1 && all_b.Words() <= kSharedWords;
+    const Source a = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k};
+    plan.reads_rows = ReadsRows(a, x.a_bf16);
+    const bool shares_a = batches == 1 && !plan.reads_rows && all_a.Words() <= kSharedWords;
+    const bool shares_b = batches == 1 && all_b.Words() <= kSharedWords;
     const int64_t wanted = CeilDiv(threads == 1 ? 1 : 2 * threads, batches);
     double least = 0;
     for (int64_t m_parts = 1, n_parts = 1; m_parts <= m_most; ++m_parts) {
@@ -80,7 +85,7 @@ struct Gemm {
       n_parts = std::min(n_parts, n_most);
       const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
       const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
-      const double packed = (shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
+      const double packed = (plan.reads_rows ? 0 : shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
       // Packing every row and column once takes about a tenth of a matmul. Fewer than wanted is worse than any packing.
       const int64_t parts = CeilDiv(x.m, mt) * CeilDiv(x.n, nt), rounds = CeilDiv(batches * parts, threads);
       const double idle = static_cast<double>(rounds * threads) / (batches * parts);
@@ -127,6 +132,36 @@ struct Gemm {
     }
   };
 
+  // Whether the kernel reads rows where they are. Those a multiple of 4 KB apart fall into the same lines of L1, which has 8 or 12
+  // ways for them.
+  static bool ReadsRows(const Source& s, bool is_bf16) {
+    const bool are_words = s.k_stride == 1 && is_bf16 == K::kPairs && (!K::kPairs || s.k_size % 2 == 0);
+    return K::kReadsRows && are_words && Pitch(s, is_bf16) % 4096 != 0;
+  }
+
+  static int64_t Pitch(const Source& s, bool is_bf16) { return s.r_stride * (is_bf16 ? 2 : 4); }
+
+  // Panels of A as the kernel reads them: the first `in_place` where they are, then those that are packed.
+  struct Left {
+    const char* first;
+    int64_t pitch, in_place;
+    const uint32_t* packed;
+    int64_t panel_words;
+
+    Rows operator()(int64_t i) const {
+      if (i < in_place) return {first + i * K::kMr * pitch, pitch, 4, false};
+      return {reinterpret_cast<const char*>(packed + (i - in_place) * panel_words), 4, 4 * K::kMr, false};
+    }
+  };
+
+  // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
+  static Left MakeLeft(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+    const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
+    const Left left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
+    PackAs<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words);
+    return left;
+  }
+
   // `is_bf16`: what is in memory.
   template <class O>
   static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
@@ -149,7 +184,7 @@ struct Gemm {
     static thread_local Scratch a_scratch, b_scratch, c_scratch;
     const int64_t words = CeilDiv(x.k, kPerWord);
     const int64_t m_panels = plan.mt / K::kMr, n_panels = plan.nt / K::kNr, block = plan.mc / K::kMr;
-    uint32_t* a = plan.a_pieces > 0 ? nullptr : a_scratch.Words(block * K::A::PanelWords(plan.kc));
+    uint32_t* a = plan.a_pieces > 0 ? nullptr : a_scratch.Words((plan.reads_rows ? 1 : block) * K::A::PanelWords(plan.kc));
     uint32_t* b = plan.b_pieces > 0 ? nullptr : b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
     const bool resumes = plan.kc < words;
@@ -203,11 +238,8 @@ struct Gemm {
         }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
-          const uint32_t* left = packed.words + all_a.At(m0 / K::kMr + i0, k0);
-          if (plan.a_pieces == 0) {
-            PackAs<typename K::A>(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a, a_words);
-            left = a;
-          }
+          const Left left = plan.a_pieces > 0 ? Left{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
+                                              : MakeLeft(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
@@ -216,10 +248,12 @@ struct Gemm {
               for (int64_t i = i0; i < i0 + panels; ++i) {
                 const int64_t m = m0 + i * K::kMr;
                 const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
+                Rows panel = left(i - i0).From(k);
+                panel.brings_next = j == 0 && i + 1 - i0 < left.in_place;
                 float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, sums);
-                K::Tile(x, left + (i - i0) * a_words + k * K::kMr, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
+                K::Tile(x, panel, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
                         begins && !x.continues ? nullptr : sums, ends ? nullptr : sums, at, rows, columns);
               }
             }

@@ -42,6 +42,7 @@ struct Plan {
   // one that each part packs for itself.
   int64_t a_pieces, b_pieces;
   int64_t a_words, b_words;  // of the packed operands, 4 bytes each
+  bool reads_rows;  // A's, where they are
 
   // What there is to claim: pieces, then parts.
   int64_t Claims() const { return a_pieces + b_pieces + parts; }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace xtrain::kernels {
@@ -43,6 +44,16 @@ struct Source {
   const void* data;
   int64_t r_stride, k_stride;
   int64_t r_size, k_size;
+};
+
+// A's rows as a kernel reads them: word k of row i is `at + i * row + k * word`, in bytes; whatever the order of a panel that is
+// packed for it, `at` is where it begins.
+struct Rows {
+  const char* at;
+  int64_t row, word;
+  bool brings_next;  // the rows below, which are read next and for the first time
+
+  Rows From(int64_t k) const { return {at + k * word, row, word, brings_next}; }
 };
 
 inline uint32_t FirstBits(int64_t count, int64_t most) {

@@ -3,13 +3,18 @@
 // to another's code.
 //
 // A kernel reads words of 32 bits: an f32, or two bf16 that are neighbours along k. Operands are seen as (r, k), where r is
-// a row of A or a column of B. The unit of work is a block of 16 r by 16 words of k, loaded along the dimension that is
-// contiguous, transposed in registers if the kernel wants it the other way, and padded with zeros.
+// a row of A or a column of B. What lies along k is packed in blocks of 16 r by 16 words of k, which are transposed in registers if
+// the kernel wants them the other way; what lies along r, a word of 32 r at a time. What is not there is zero.
+//
+// The time is that of memory. From few rows at a time the processor foresees what comes next; beyond these, lines are asked for,
+// and only as far as L2: L1 has too few places for what is under way.
 
 #ifndef XTRAIN_CPP_KERNELS_PACK_AVX512_H_
 #define XTRAIN_CPP_KERNELS_PACK_AVX512_H_
 
 #include <immintrin.h>
+
+#include <array>
 
 #include "matmul.h"
 #include "pack.h"
@@ -28,6 +33,18 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
     _mm512_mask_storeu_ps(static_cast<float*>(x.c) + offset, mask, value);
   }
 }
+
+// Rounds 32 f32 to bf16; those from the first `count` on are zero.
+inline __attribute__((always_inline)) void RoundRow(const float* from, int64_t count, uint32_t* to) {
+#ifdef __AVX512BF16__
+  const __m512 low = _mm512_maskz_loadu_ps(FirstBits(count, 16), from);
+  const __m512 high = _mm512_maskz_loadu_ps(FirstBits(count - 16, 16), from + 16);
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#endif
+}
+
+// The line will be read soon.
+inline __attribute__((always_inline)) void Expect(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
 inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   __m512i t[16];
@@ -55,8 +72,8 @@ inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   }
 }
 
-// Loads of one block, whose masks are made once. kPairs: words are pairs of bf16; else f32 and f32 only. kBf16: what is in
-// memory.
+// Loads of one block, whose masks are made once. kPairs: words are pairs of bf16; else f32 and f32 only, and along k. kBf16: what is
+// in memory.
 template <bool kPairs, bool kBf16, bool kAlongK>
 struct Load {
   const Source& s;
@@ -82,8 +99,8 @@ struct Load {
       if (i >= left) return _mm512_setzero_si512();
       const int64_t at = (r + i) * s.r_stride + (kPairs ? 2 * k : k);
       // The line that the block below will read: rows are too far apart for the processor to foresee it.
-      __builtin_prefetch(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
-      if constexpr (kPairs && !kBf16) __builtin_prefetch(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
+      Expect(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
+      if constexpr (kPairs && !kBf16) Expect(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
       if constexpr (!kPairs) {
         return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + at));
       } else {
@@ -93,25 +110,21 @@ struct Load {
         return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, p + 16), _mm512_maskz_loadu_ps(low, p));
 #endif
       }
-    } else if constexpr (!kPairs) {
-      if (i >= left) return _mm512_setzero_si512();
-      __builtin_prefetch(static_cast<const float*>(s.data) + (k + i + 16) * s.k_stride + r);
-      return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + (k + i) * s.k_stride + r));
     } else {
 #ifdef __AVX512BF16__
       const int64_t at = 2 * (k + i) * s.k_stride + r;
       const uint32_t even = 2 * i < left ? low : 0, odd = 2 * i + 1 < left ? low : 0;
       if constexpr (kBf16) {
         const uint16_t* p = static_cast<const uint16_t*>(s.data) + at;
-        __builtin_prefetch(p + 32 * s.k_stride);
-        __builtin_prefetch(p + 33 * s.k_stride);
+        Expect(p + 32 * s.k_stride);
+        Expect(p + 33 * s.k_stride);
         const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, p));
         const __m512i y = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, p + s.k_stride));
         return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
       } else {
         const float* p = static_cast<const float*>(s.data) + at;
-        __builtin_prefetch(p + 32 * s.k_stride);
-        __builtin_prefetch(p + 33 * s.k_stride);
+        Expect(p + 32 * s.k_stride);
+        Expect(p + 33 * s.k_stride);
         const __m512 x = _mm512_maskz_loadu_ps(even, p);
         const __m512 y = _mm512_maskz_loadu_ps(odd, p + s.k_stride);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
@@ -155,10 +168,12 @@ inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r,
 template <int kR, bool kTiles, bool kRMajor>
 struct Order {
   static constexpr int kRows = kR;
-  static constexpr bool kIsRMajor = kRMajor;
+  static constexpr bool kIsRMajor = kRMajor, kIsTiles = kTiles;
   // Words of k as stored.
   static int64_t Padded(int64_t words) { return kTiles ? (words + 15) / 16 * 16 : words; }
   static int64_t PanelWords(int64_t words) { return kR * Padded(words); }
+  // Where word k of a panel begins, unless tiles are by r.
+  static int64_t At(int64_t k) { return kTiles ? k / 16 * 16 * kR + k % 16 * 16 : k * kR; }
 
   template <bool kPairs, bool kBf16, bool kAlongK>
   static inline __attribute__((always_inline)) void Block(const Source& s, int64_t r0, int64_t k0, int64_t words, int r, int64_t k,
@@ -170,6 +185,65 @@ struct Order {
                                                static_cast<int>(std::min<int64_t>(16, words - k)), std::min(16, kR - r));
     }
   }
+};
+
+// Words of up to 32 rows from r on that lie side by side: of 16 from the first on, and of 16 from kSecond on.
+template <int kSecond, bool kPairs, bool kBf16>
+class Across {
+ public:
+  inline __attribute__((always_inline)) Across(const Source& s, int64_t r)
+      : s_(s), r_(r), low_(FirstBits(s.r_size - r, 32)), high_(FirstBits(s.r_size - r - kShift, 16)) {}
+
+  inline __attribute__((always_inline)) void operator()(int64_t k, int64_t ahead, __m512i& first, __m512i& second) const {
+    if constexpr (!kPairs) {
+      first = Row(k, ahead, second);
+    } else {
+#ifdef __AVX512BF16__
+      alignas(64) static constexpr auto kOrders = [] {
+        std::array<uint16_t, 64> orders{};
+        for (int i = 0; i < 64; ++i) orders[i] = i / 32 * kSecond + i % 32 / 2 + i % 2 * 32;
+        return orders;
+      }();
+      const __m512i even = Pairs(2 * k, 2 * ahead), odd = Pairs(2 * k + 1, 2 * ahead);
+      first = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data()), odd);
+      second = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data() + 32), odd);
+#endif
+    }
+  }
+
+ private:
+  // f32 that become bf16 are put side by side first.
+  static constexpr int kShift = kPairs ? 16 : kSecond;
+
+  // f32 of element k: of 16 rows from the first on, and `second` of those from kShift on.
+  inline __attribute__((always_inline)) __m512i Row(int64_t k, int64_t ahead, __m512i& second) const {
+    const float* from = static_cast<const float*>(s_.data) + k * s_.k_stride + r_;
+    Expect(from + ahead * s_.k_stride);
+    Expect(from + ahead * s_.k_stride + kShift);
+    const bool is_there = k < s_.k_size;
+    second = _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? high_ : 0, from + kShift));
+    return _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? low_ : 0, from));
+  }
+
+#ifdef __AVX512BF16__
+  // bf16 of element k of 32 rows.
+  inline __attribute__((always_inline)) __m512i Pairs(int64_t k, int64_t ahead) const {
+    if constexpr (kBf16) {
+      const uint16_t* from = static_cast<const uint16_t*>(s_.data) + k * s_.k_stride + r_;
+      Expect(from + ahead * s_.k_stride);
+      return _mm512_maskz_loadu_epi16(k < s_.k_size ? low_ : 0, from);
+    } else {
+      __m512i high;
+      const __m512i low = Row(k, ahead, high);
+      return (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high), _mm512_castsi512_ps(low));
+    }
+  }
+#endif
+
+  const Source& s_;
+  const int64_t r_;
+  const __mmask32 low_;
+  const __mmask16 high_;
 };
 
 // Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, each `panel_words` behind the one before.
@@ -184,11 +258,33 @@ void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t 
         }
       }
     }
-  } else {
+  } else if constexpr (O::kIsRMajor) {
     for (int64_t k = 0; k < words; k += 16) {
       for (int64_t p = 0; p < panels; ++p) {
         for (int r = 0; r < O::kRows; r += 16) {
           O::template Block<kPairs, kBf16, false>(s, r0 + p * O::kRows, k0, words, r, k, to + p * panel_words);
+        }
+      }
+    }
+  } else {
+    // Of a panel of 32 rows both halves, of smaller ones two panels. With more words at a time there would be more rows in
+    // memory than the processor foresees, with fewer the lines of panels would be written piece by piece.
+    constexpr bool kIsHalf = O::kRows < 16;
+    constexpr int64_t kStep = 4, kPitch = O::kIsTiles ? 16 : O::kRows;
+    constexpr __mmask16 kFirst = kIsHalf ? (1u << O::kRows) - 1 : 0xffff;
+    const int64_t to_second = kIsHalf ? panel_words : O::kIsTiles ? 256 : 16;
+    const int64_t padded = O::Padded(words);
+    for (int64_t k = 0; k < padded; k += kStep) {
+      const int64_t count = std::min(kStep, padded - k);
+      for (int64_t p = 0; p < panels; p += kIsHalf ? 2 : 1) {
+        const Across<kIsHalf ? O::kRows : 16, kPairs, kBf16> across(s, r0 + p * O::kRows);
+        const __mmask16 of_second = kIsHalf && p + 1 == panels ? 0 : kFirst;
+        uint32_t* at = to + p * panel_words + O::At(k);
+        for (int64_t i = 0; i < count; ++i, at += kPitch) {
+          __m512i first, second;
+          across(k0 + k + i, kStep, first, second);
+          _mm512_mask_storeu_epi32(at, kFirst, first);
+          _mm512_mask_storeu_epi32(at + to_second, of_second, second);
         }
       }
     }
