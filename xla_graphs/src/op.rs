@@ -418,6 +418,21 @@ impl OnePass {
     }
 }
 
+/// A part of cross-entropy over the rows of logits, `f32[N, V]`, as a call of the CPU plugin's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KernelCrossEntropy {
+    /// Of the logits: the logarithm of the sum of each row's exponentials, `f32[N]`.
+    LogSumExp,
+    /// Of the logits, these logarithms, the labels (`s32[N]`) and the gradient of each row's loss
+    /// (`f32[N]`): the gradient of the logits, f32 or bf16.
+    Gradient(DType),
+}
+
+impl KernelCrossEntropy {
+    /// The version of its results, for keys of compiled graphs: raise it when bits change.
+    pub const NAME: &'static str = "cross-entropy-1";
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -661,6 +676,8 @@ pub enum Op<C = Composite> {
     /// Several element-wise results at once, by the CPU plugin (`passes/one_pass.rs`), in its target's
     /// graphs only; a call with several results.
     OnePass(Box<OnePass>),
+    /// Cross-entropy by the CPU plugin (`nn/loss.rs`), in its target's graphs only.
+    KernelCrossEntropy(KernelCrossEntropy),
 }
 
 /// Which replicas a collective goes between.
@@ -749,6 +766,10 @@ impl<C: Composites> Op<C> {
             Op::KernelAttention(call) if call.is_backward() => "kernel_attention_grad".into(),
             Op::KernelAttention(_) => "kernel_attention".into(),
             Op::OnePass(_) => "one_pass".into(),
+            Op::KernelCrossEntropy(KernelCrossEntropy::LogSumExp) => "kernel_log_sum_exp".into(),
+            Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(_)) => {
+                "kernel_cross_entropy_grad".into()
+            }
         }
     }
 }

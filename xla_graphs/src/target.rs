@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, KernelAttention, OnePass};
+use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -27,6 +27,8 @@ pub struct CpuKernels {
     pub one_pass: bool,
     /// Attention as one call, by the tiles of the matmuls of its type.
     pub attention: bool,
+    /// Cross-entropy, with each logit read once forward and once backward.
+    pub cross_entropy: bool,
 }
 
 impl CpuKernels {
@@ -41,6 +43,7 @@ impl CpuKernels {
             f32: best(DType::F32),
             one_pass: true,
             attention: true,
+            cross_entropy: true,
         }
     }
 }
@@ -86,6 +89,7 @@ impl std::fmt::Display for Target {
                 f32,
                 one_pass,
                 attention,
+                cross_entropy,
             }) => {
                 f.write_str("cpu")?;
                 let kernels = [bf16, f32].into_iter().flatten();
@@ -95,6 +99,9 @@ impl std::fmt::Display for Target {
                 })?;
                 if *attention {
                     write!(f, ", attention by {}", KernelAttention::NAME)?;
+                }
+                if *cross_entropy {
+                    write!(f, ", losses by {}", KernelCrossEntropy::NAME)?;
                 }
                 if *one_pass {
                     write!(f, ", updates by {}", OnePass::NAME)?;
@@ -132,6 +139,7 @@ impl Target {
         f32: None,
         one_pass: false,
         attention: false,
+        cross_entropy: false,
     });
 
     /// As `--device` names it.

@@ -114,6 +114,7 @@ gradient_table! {
     Op::KernelMatmul(_) => [];
     Op::KernelAttention(_) => [];
     Op::OnePass(_) => [];
+    Op::KernelCrossEntropy(_) => [];
 }
 
 /// What all cases together have reached and found.

@@ -2,11 +2,12 @@
 //!
 //! loss = logsumexp(logits) - logits[label]; dlogits = (softmax(logits) - onehot(label)) * dloss.
 //! The backward pass starts from the logits again, so that besides them only their gradient takes
-//! `[N, V]` space.
+//! `[N, V]` space. On the CPU both passes are calls (`native/cpp/kernels/cross_entropy.h`): XLA reads the
+//! logits once for each of maximum, sum and gradient.
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Comparison, Composite, Op};
+use crate::op::{Comparison, Composite, KernelCrossEntropy, Op};
 use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -38,7 +39,47 @@ pub(crate) fn vjp(v: &Vjp, ignore: i64) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![dlogits, None])
 }
 
-fn log_sum_exp(logits: &Tensor) -> Result<Tensor> {
+/// Of a call: what it gives for these operands.
+pub(crate) fn infer_kernel(part: KernelCrossEntropy, operands: &[&Shape]) -> Inferred {
+    let dtype = match part {
+        KernelCrossEntropy::LogSumExp => DType::F32,
+        KernelCrossEntropy::Gradient(dtype) => dtype,
+    };
+    let (logits, others) = operands.split_first().ok_or("takes logits")?;
+    if logits.dtype != DType::F32 || logits.rank() != 2 {
+        return Err(format!("needs logits f32[N, V], got {logits}"));
+    }
+    if !matches!(dtype, DType::F32 | DType::BF16) {
+        return Err(format!("gives f32 or bf16, not {dtype}"));
+    }
+    let rows = &logits.dims[..1];
+    match (part, others) {
+        (KernelCrossEntropy::LogSumExp, []) => Ok(Shape::new(dtype, rows)),
+        (KernelCrossEntropy::Gradient(_), [sums, labels, dloss]) => {
+            expect("the logarithms", sums, DType::F32, rows)?;
+            expect("the labels", labels, DType::S32, rows)?;
+            expect("the gradient", dloss, DType::F32, rows)?;
+            Ok(logits.with_dtype(dtype))
+        }
+        _ => Err(format!("does not take {} operands", operands.len())),
+    }
+}
+
+/// Whether calls compute the loss of these logits: of a few a call costs more than it saves.
+fn has_kernel(logits: &Tensor, target: Target) -> bool {
+    let Target::Cpu(kernels) = target else {
+        return false;
+    };
+    kernels.cross_entropy && logits.dtype() == DType::F32 && logits.shape().elements() >= 1 << 16
+}
+
+fn log_sum_exp(logits: &Tensor, target: Target) -> Result<Tensor> {
+    if has_kernel(logits, target) {
+        let part = KernelCrossEntropy::LogSumExp;
+        return logits
+            .trace()
+            .record(Op::KernelCrossEntropy(part), &[logits]);
+    }
     let max = logits.max(&[1])?;
     logits
         .sub(&max.keep_last()?)?
@@ -66,7 +107,7 @@ pub(crate) fn expand(ignore: i64, operands: &[Tensor], target: Target) -> Result
             .sum(&[1])?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
         return kept.select(
-            &log_sum_exp(logits)?.sub(&picked)?,
+            &log_sum_exp(logits, target)?.sub(&picked)?,
             &trace.full(0.0, picked.shape())?,
         );
     }
@@ -85,20 +126,33 @@ pub(crate) fn expand(ignore: i64, operands: &[Tensor], target: Target) -> Result
     let picked = logits
         .reshape(&[rows * vocab])?
         .take_rows(&row_starts.add(&safe_label)?)?;
-    let loss = log_sum_exp(logits)?.sub(&picked)?;
+    let loss = log_sum_exp(logits, target)?.sub(&picked)?;
     kept.select(&loss, &trace.full(0.0, loss.shape())?)
 }
 
-pub(crate) fn expand_grad(ignore: i64, operands: &[Tensor]) -> Result<Tensor> {
+/// `wanted`: the type that all who read the gradient convert it to, if there is one.
+pub(crate) fn expand_grad(
+    ignore: i64,
+    operands: &[Tensor],
+    wanted: Option<DType>,
+    target: Target,
+) -> Result<Tensor> {
     let (logits, labels, dloss) = (&operands[0], &operands[1], &operands[2]);
     let trace = logits.trace();
-    let softmax = logits.sub(&log_sum_exp(logits)?.keep_last()?)?.exp()?;
     let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
-    let dloss = kept
-        .select(dloss, &trace.full(0.0, dloss.shape())?)?
-        .keep_last()?;
+    let dloss = kept.select(dloss, &trace.full(0.0, dloss.shape())?)?;
+    let sums = log_sum_exp(logits, target)?;
+    if has_kernel(logits, target) {
+        let dtype = wanted.filter(|dtype| *dtype == DType::BF16);
+        let part = KernelCrossEntropy::Gradient(dtype.unwrap_or(DType::F32));
+        return trace.record(
+            Op::KernelCrossEntropy(part),
+            &[logits, &sums, labels, &dloss],
+        );
+    }
+    let softmax = logits.sub(&sums.keep_last()?)?.exp()?;
     let one_hot = hits(logits, labels)?.convert(logits.dtype())?;
-    softmax.sub(&one_hot)?.mul(&dloss)
+    softmax.sub(&one_hot)?.mul(&dloss.keep_last()?)
 }
 
 impl Tensor {

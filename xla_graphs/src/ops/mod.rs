@@ -94,6 +94,7 @@ impl Op {
                 .and_then(|()| dot::infer_kernel(call, operands)),
             Op::KernelAttention(call) => nn::kernel_attention::infer(call, operands),
             Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
+            Op::KernelCrossEntropy(part) => nn::loss::infer_kernel(*part, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -202,6 +203,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::KernelMatmul(_)
         | Op::KernelAttention(_)
         | Op::OnePass(_)
+        | Op::KernelCrossEntropy(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

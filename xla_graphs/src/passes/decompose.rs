@@ -108,13 +108,30 @@ fn composite(
         Composite::Gelu(kind) => gelu::expand(*kind, &x[0], target),
         Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
-        Composite::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
+        Composite::CrossEntropyGrad { ignore } => {
+            loss::expand_grad(*ignore, x, wanted(graph, id), target)
+        }
         Composite::Attention(_) | Composite::AttentionGrad { .. } => {
             unreachable!("`decompose` expands attention itself")
         }
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }
+}
+
+/// The type that all who read a node convert it to, if there is one.
+fn wanted(graph: &Graph, id: NodeId) -> Option<DType> {
+    let is_output = graph.outputs.iter().any(|output| output.node == id);
+    let readers = graph
+        .nodes
+        .iter()
+        .filter(|node| node.operands.contains(&id));
+    let mut types = readers.map(|reader| match reader.op {
+        Op::Convert(dtype) => Some(dtype),
+        _ => None,
+    });
+    let first = types.next().flatten().filter(|_| !is_output);
+    first.filter(|_| types.all(|dtype| dtype == first))
 }
 
 /// The sum of two values. Of two that are each summed over replicas and scattered it is taken

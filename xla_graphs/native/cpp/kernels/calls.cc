@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "loops.h"
 #include "matmul.h"
-#include "one_pass.h"
 #include "pack.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -320,7 +320,7 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
   }
   const int64_t chunks = PassChunks(*pass);
   auto sums = std::make_shared<std::vector<double>>(chunks * pass->results.size());
-  const PassWork work = FindPass();
+  const PassWork work = FindLoops().one_pass;
   ffi::Error error = OnAllThreads(pool, chunks, "xtrain.one_pass", [pass, sums, work](std::atomic<int64_t>& next) {
     work(*pass, next, sums->data());
   });
@@ -331,6 +331,44 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
     *static_cast<float*>(pass->results[i].data) = static_cast<float>(sum);
   }
   return error;
+}
+
+// Whether these are logits of [rows, classes], and something for each row.
+bool AreRows(const Logits& logits, const ffi::AnyBuffer& of_logits, const ffi::AnyBuffer& of_rows) {
+  return of_logits.element_type() == ffi::DataType::F32 && of_logits.dimensions().size() == 2 &&
+         static_cast<int64_t>(of_rows.element_count()) == logits.rows;
+}
+
+ffi::Error CallLogSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> result) {
+  const auto dims = x.dimensions();
+  const Logits logits = {static_cast<const float*>(x.untyped_data()), dims.size() == 2 ? dims[0] : 0, dims.size() == 2 ? dims[1] : 0};
+  if (!AreRows(logits, x, *result) || result->element_type() != ffi::DataType::F32) {
+    return ffi::Error::InvalidArgument("xtrain.log_sum_exp: the arrays do not fit");
+  }
+  float* sums = static_cast<float*>(result->untyped_data());
+  return OnAllThreads(pool, logits.Chunks(), "xtrain.log_sum_exp", [logits, sums](std::atomic<int64_t>& next) {
+    FindLoops().log_sums(logits, sums, next);
+  });
+}
+
+ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer sums, ffi::AnyBuffer labels, ffi::AnyBuffer losses,
+                              ffi::Result<ffi::AnyBuffer> result) {
+  const auto dims = x.dimensions();
+  const Logits logits = {static_cast<const float*>(x.untyped_data()), dims.size() == 2 ? dims[0] : 0, dims.size() == 2 ? dims[1] : 0};
+  if (!AreRows(logits, x, sums) || !AreRows(logits, x, labels) || !AreRows(logits, x, losses) || !IsFloat(*result) ||
+      sums.element_type() != ffi::DataType::F32 || labels.element_type() != ffi::DataType::S32 ||
+      losses.element_type() != ffi::DataType::F32 || result->element_count() != x.element_count()) {
+    return ffi::Error::InvalidArgument("xtrain.cross_entropy_grad: the arrays do not fit");
+  }
+  const LogitGradients of = {logits,
+                             static_cast<const float*>(sums.untyped_data()),
+                             static_cast<const int32_t*>(labels.untyped_data()),
+                             static_cast<const float*>(losses.untyped_data()),
+                             result->untyped_data(),
+                             IsBf16(*result)};
+  return OnAllThreads(pool, logits.Chunks(), "xtrain.cross_entropy_grad", [of](std::atomic<int64_t>& next) {
+    FindLoops().logit_gradients(of, next);
+  });
 }
 
 XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
@@ -367,6 +405,17 @@ XLA_FFI_DEFINE_HANDLER(kCallOnePass, CallOnePass,
                            .Attr<ffi::Span<const int64_t>>("steps")
                            .Attr<ffi::Span<const int64_t>>("results"));
 
+XLA_FFI_DEFINE_HANDLER(kCallLogSums, CallLogSums, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER(kCallLogitGradients, CallLogitGradients,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>());
+
 }  // namespace
 }  // namespace xtrain::kernels
 
@@ -377,7 +426,8 @@ extern "C" void xtrain_cpp_register_kernels() {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
     return add("xtrain.matmul.1", xtrain::kernels::kCallMatmul) & add("xtrain.attention.1", xtrain::kernels::kCallAttention) &
-           add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass);
+           add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
+           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients);
   }();
   (void)registered;
 }

@@ -1,7 +1,7 @@
 // Which kernels this processor executes.
 
+#include "loops.h"
 #include "matmul.h"
-#include "one_pass.h"
 
 #ifdef __x86_64__
 
@@ -41,12 +41,12 @@ const Implementation* Find(Kernel kernel) {
   return nullptr;
 }
 
-PassWork FindPass() {
-  static const PassWork best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-                                   ? PassAvx512
-                               : __builtin_cpu_supports("avx2") ? PassAvx2
-                                                                : PassBaseline;
+const Loops& FindLoops() {
+  static const Loops& best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+                                 ? kLoopsAvx512
+                             : __builtin_cpu_supports("avx2") ? kLoopsAvx2
+                                                              : kLoopsBaseline;
   return best;
 }
 
@@ -58,7 +58,7 @@ namespace xtrain::kernels {
 
 const Implementation* Find(Kernel) { return nullptr; }
 
-PassWork FindPass() { return PassBaseline; }
+const Loops& FindLoops() { return kLoopsBaseline; }
 
 }  // namespace xtrain::kernels
 

@@ -71,13 +71,6 @@ inline int64_t PassChunks(const OnePass& pass) { return (pass.elements + kPassCh
 // operand may lie where a result does.
 using PassWork = void (*)(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
 
-// The best for this processor: all give the same bits.
-PassWork FindPass();
-
-void PassBaseline(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
-void PassAvx2(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
-void PassAvx512(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
-
 }  // namespace xtrain::kernels
 
 #endif  // XTRAIN_CPP_KERNELS_ONE_PASS_H_

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "bits.h"
 #include "flush.h"
 #include "known_passes.h"
 #include "one_pass.h"
@@ -26,26 +27,6 @@ namespace xtrain::kernels {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kLanes = 16;
-
-inline float FromBits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-inline uint32_t Bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-
-// The upper half of the f32 is the bf16.
-inline uint32_t Rounded(float value) {
-  const uint32_t bits = Bits(value);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-  return value != value ? (bits | 0x400000) & 0xffff0000u : rounded;
-}
 
 // What a step computes of the values that it reads; the others are ignored.
 template <StepKind kKind>

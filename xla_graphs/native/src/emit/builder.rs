@@ -222,6 +222,11 @@ impl Emitter<'_> {
                 let call = kernels::one_pass(pass, &shapes)?;
                 self.instruction(&call, &values)?
             }
+            Op::KernelCrossEntropy(part) => {
+                let (values, shapes) = self.operands();
+                let call = kernels::cross_entropy(*part, &self.node.shape, &shapes);
+                self.instruction(&call, &values)?
+            }
             Op::Composite(never) => match *never {},
         })
     }

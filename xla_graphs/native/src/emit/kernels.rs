@@ -4,12 +4,16 @@
 use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing};
 use xtrain_graphs::Shape;
-use xtrain_graphs::op::{Binary, KernelAttention, KernelMatmul, OnePass, PassForm, Step, Unary};
+use xtrain_graphs::op::{
+    Binary, KernelAttention, KernelCrossEntropy, KernelMatmul, OnePass, PassForm, Step, Unary,
+};
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
 const MATMUL: &str = "xtrain.matmul.1";
 const ATTENTION: &str = "xtrain.attention.1";
 const ONE_PASS: &str = "xtrain.one_pass.1";
+const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
+const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";
 
 /// The instruction of a matmul, complete but for its id, name, operands and metadata.
 pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstructionProto {
@@ -79,6 +83,27 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
         custom_call_target: ATTENTION.into(),
         custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
         backend_config: config.into_bytes(),
+        constrain_layout: true,
+        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
+        ..Default::default()
+    }
+}
+
+/// The instruction of a part of cross-entropy, complete but for its id, name, operands and metadata.
+pub(super) fn cross_entropy(
+    part: KernelCrossEntropy,
+    result: &Shape,
+    operands: &[&Shape],
+) -> HloInstructionProto {
+    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
+    HloInstructionProto {
+        opcode: "custom-call".into(),
+        shape: Some(dense(result)),
+        custom_call_target: match part {
+            KernelCrossEntropy::LogSumExp => LOG_SUM_EXP.into(),
+            KernelCrossEntropy::Gradient(_) => CROSS_ENTROPY_GRAD.into(),
+        },
+        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
         constrain_layout: true,
         operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
         ..Default::default()

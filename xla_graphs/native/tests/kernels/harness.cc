@@ -19,7 +19,7 @@
 
 #include "../../cpp/kernels/known_passes.h"
 #include "../../cpp/kernels/matmul.h"
-#include "../../cpp/kernels/one_pass.h"
+#include "../../cpp/kernels/loops.h"
 #include "../../cpp/kernels/pack.h"
 
 namespace xtrain::kernels {
@@ -193,6 +193,11 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
 
 // Every step there is over generated arrays, written over operands, and sums: the same bits from each instruction set that
 // this processor has and from any number of threads, and the values that a loop in f32 gives.
+// What this processor executes of them.
+std::vector<const Loops*> AllLoops() {
+  return {&kLoopsBaseline, &FindLoops(), __builtin_cpu_supports("avx2") ? &kLoopsAvx2 : &kLoopsBaseline};
+}
+
 bool TestPass(std::mt19937& random) {
   const int64_t size = 1 + random() % (random() % 2 ? 1000 : 100000);
   std::vector<std::vector<float>> first(3, std::vector<float>(size));
@@ -218,7 +223,8 @@ bool TestPass(std::mt19937& random) {
   std::vector<float> wanted, wanted_products;
   double wanted_sum = 0;
   bool ok = true;
-  for (const PassWork work : {&PassBaseline, FindPass(), __builtin_cpu_supports("avx2") ? &PassAvx2 : &PassBaseline}) {
+  for (const Loops* loops : AllLoops()) {
+    const PassWork work = loops->one_pass;
     const int threads = 1 + random() % 8;
     auto arrays = first;
     std::vector<uint16_t> rounded(size + 1, 0x5555);
@@ -276,7 +282,8 @@ bool TestKnown(std::mt19937& random) {
   std::vector<std::vector<float>> wanted;
   std::vector<double> wanted_sums;
   bool ok = true;
-  for (const PassWork work : {&PassBaseline, FindPass(), __builtin_cpu_supports("avx2") ? &PassAvx2 : &PassBaseline}) {
+  for (const Loops* loops : AllLoops()) {
+    const PassWork work = loops->one_pass;
     for (const bool is_known : {true, false}) {
       auto arrays = first;
       OnePass now = pass;
@@ -485,6 +492,74 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
   return ok && same;
 }
 
+// Cross-entropy against f64, and the same bits of all loops and numbers of threads.
+bool TestCrossEntropy(std::mt19937& random) {
+  std::normal_distribution<float> normal(0, 4);
+  const int64_t rows = 1 + random() % 70, classes = 1 + random() % (random() % 2 != 0 ? 100 : 9000);
+  std::vector<float> x(rows * classes), losses(rows);
+  std::vector<int32_t> labels(rows);
+  for (float& value : x) value = normal(random);
+  for (int64_t row = 0; row < rows; ++row) {
+    losses[row] = random() % 4 == 0 ? 0 : normal(random);
+    labels[row] = random() % 5 == 0 ? -100 : random() % classes;
+    float* here = x.data() + row * classes;
+    // Masked classes, large logits, and rows without a number.
+    if (random() % 4 == 0 && classes > 1) here[random() % (classes - 1)] = -INFINITY;
+    if (random() % 8 == 0) here[classes - 1] = 3e4f;
+    if (random() % 16 == 0) here[random() % classes] = NAN;
+    if (random() % 8 == 0) std::fill_n(here, random() % classes, -INFINITY);
+    if (random() % 16 == 0) std::fill_n(here, classes, -INFINITY);
+  }
+  const Logits logits = {x.data(), rows, classes};
+  std::vector<float> first;
+  bool ok = true;
+  for (const Loops* loops : AllLoops()) {
+    std::vector<float> sums(rows), wide(rows * classes);
+    std::vector<uint16_t> narrow(rows * classes);
+    const auto run = [&](auto work) {
+      std::atomic<int64_t> next{0};
+      std::vector<std::thread> crew;
+      for (int i = random() % 8; i > 0; --i) crew.emplace_back([&] { work(next); });
+      work(next);
+      for (std::thread& thread : crew) thread.join();
+    };
+    run([&](std::atomic<int64_t>& next) { loops->log_sums(logits, sums.data(), next); });
+    for (const bool is_bf16 : {false, true}) {
+      void* result = is_bf16 ? static_cast<void*>(narrow.data()) : wide.data();
+      const LogitGradients of = {logits, sums.data(), labels.data(), losses.data(), result, is_bf16};
+      run([&](std::atomic<int64_t>& next) { loops->logit_gradients(of, next); });
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* here = x.data() + row * classes;
+      double most = -INFINITY, sum = 0;
+      bool is_number = true;
+      for (int64_t i = 0; i < classes; ++i) most = std::max<double>(most, here[i]), is_number &= here[i] == here[i];
+      is_number &= most > -INFINITY;
+      for (int64_t i = 0; i < classes; ++i) sum += std::exp(here[i] - most);
+      const double log_sum = most + std::log(sum);
+      const bool fits = is_number ? std::abs(sums[row] - log_sum) <= 2e-6 * std::max(1.0, std::abs(log_sum)) : std::isnan(sums[row]);
+      if (!fits) std::printf("log sum of row %ld: %g, not %g\n", long(row), sums[row], log_sum), ok = false;
+      for (int64_t i = 0; i < classes && ok; ++i) {
+        const double want = losses[row] == 0 ? 0 : (std::exp(here[i] - log_sum) - (i == labels[row])) * losses[row];
+        const float got = wide[row * classes + i];
+        uint32_t bits = narrow[row * classes + i] << 16;
+        float rounded;
+        std::memcpy(&rounded, &bits, 4);
+        const bool is_nan = losses[row] != 0 && !is_number;
+        const double bound = std::abs(losses[row]) * (3e-7 * std::max(4.0, std::abs(log_sum)));
+        const bool near = is_nan ? std::isnan(got) && std::isnan(rounded)
+                                 : std::abs(got - want) <= bound && std::abs(rounded - got) <= std::abs(got) / 256;
+        if (!near) std::printf("gradient of row %ld, class %ld of %ld: %g and %g, not %g\n", long(row), long(i), long(classes), got, rounded, want), ok = false;
+      }
+    }
+    std::vector<float> all = sums;
+    all.insert(all.end(), wide.begin(), wide.end());
+    if (first.empty()) first = all;
+    if (std::memcmp(first.data(), all.data(), all.size() * 4) != 0) std::printf("cross-entropy: other bits\n"), ok = false;
+  }
+  return ok;
+}
+
 int Test(int cases, int side) {
   std::mt19937 random(19);
   std::vector<std::pair<Named, const Implementation*>> kernels;
@@ -499,7 +574,7 @@ int Test(int cases, int side) {
       if (!TestOne(named, *kernel, random, number, side)) ++failed;
       if (kernel->attention.plan != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
-    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses())) ++failed;
+    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random)) ++failed;
   }
   for (const auto& [named, kernel] : kernels) std::printf("%s\n", named.name);
   std::printf("%d cases, %d failed\n", cases, failed);
@@ -566,6 +641,21 @@ int Bench(int threads) {
                     flops * threads / times[times.size() / 2] / 1e9);
       }
     }
+  }
+  const int64_t rows = 1024, classes = 50257;
+  std::vector<float> x(rows * classes, 0.5f), sums(rows), losses(rows, 1.0f);
+  std::vector<int32_t> labels(rows, 7);
+  std::vector<uint16_t> result(rows * classes);
+  const Logits logits = {x.data(), rows, classes};
+  const LogitGradients of = {logits, sums.data(), labels.data(), losses.data(), result.data(), true};
+  for (int i = 0; i < 3; ++i) {
+    std::atomic<int64_t> next{0}, after{0};
+    const double begin = ProcessorTime();
+    FindLoops().log_sums(logits, sums.data(), next);
+    const double middle = ProcessorTime();
+    FindLoops().logit_gradients(of, after);
+    std::printf("cross-entropy of %ld x %ld on one thread: sums %.1f GB/s, gradients %.1f GB/s\n", long(rows), long(classes),
+                4e-9 * rows * classes / (middle - begin), 6e-9 * rows * classes / (ProcessorTime() - middle));
   }
   return 0;
 }

@@ -4,7 +4,7 @@
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
-use xtrain_graphs::op::{Attention, Comparison, CpuKernel, DotDims, F64, Op};
+use xtrain_graphs::op::{Attention, Comparison, CpuKernel, DotDims, F64, KernelCrossEntropy, Op};
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
 /// Those of this processor; `None` if it has none.
@@ -227,6 +227,63 @@ fn an_update_in_one_pass_is_the_update() {
                 1e-5
             };
             assert_close(&got.numbers(), &want.numbers(), tolerance);
+        }
+    }
+}
+
+/// Losses and gradients by calls are those of the operations, with ignored rows; where a head's matmuls
+/// are in bf16, the call writes the gradient of the logits in bf16.
+#[test]
+fn cross_entropy_by_calls_is_cross_entropy() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        cross_entropy: true,
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(29);
+    for [rows, vocabulary] in [[1, 70_000], [40, 3_001], [300, 250]] {
+        let label = |row: usize| match row % 3 {
+            2 => -100.0,
+            _ => (row * 7 % vocabulary) as f64,
+        };
+        let labels: Vec<f64> = (0..rows).map(label).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let arguments = [
+                values(&mut rng, dtype, &[rows, 24]),
+                values(&mut rng, dtype, &[24, vocabulary]),
+                Value::new(DType::S32, &[rows], &labels),
+            ];
+            let graph = trace(&arguments, |trace, x| {
+                let logits = x[0].matmul(&x[1])?.convert(DType::F32)?;
+                let losses = logits.cross_entropy(&x[2], -100)?;
+                let weights = trace.iota(DType::F32, &[rows], 0)?.add_scalar(1.0)?;
+                let total = losses
+                    .mul(&weights)?
+                    .sum_all()?
+                    .mul_scalar(1.0 / rows as f64)?;
+                let grads = backward(&total, &x[..2])?;
+                Ok(vec![
+                    losses,
+                    grads[0].convert(DType::F32)?,
+                    grads[1].convert(DType::F32)?,
+                ])
+            })
+            .unwrap();
+            let lowered = passes::lower(&graph, target).unwrap();
+            lowered.check().unwrap();
+            let calls: Vec<&Op> = (lowered.nodes.iter().map(|node| &node.op))
+                .filter(|op| matches!(op, Op::KernelCrossEntropy(_)))
+                .collect();
+            let gradient = Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(dtype));
+            let sums = Op::KernelCrossEntropy(KernelCrossEntropy::LogSumExp);
+            assert_eq!(calls, [&sums, &gradient]);
+            let got = compile_for(&graph, target).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            assert_close(&got[0].numbers(), &want[0].numbers(), 2e-6);
+            let tolerance = if dtype == DType::BF16 { 1e-2 } else { 1e-5 };
+            for (got, want) in got[1..].iter().zip(&want[1..]) {
+                assert_close(&got.numbers(), &want.numbers(), tolerance);
+            }
         }
     }
 }

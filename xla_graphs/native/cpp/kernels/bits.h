@@ -1,0 +1,37 @@
+// What loops in plain C++ share; see loops.h. Everything is in an unnamed namespace, so that no unit can be linked to another's code.
+
+#ifndef XTRAIN_CPP_KERNELS_BITS_H_
+#define XTRAIN_CPP_KERNELS_BITS_H_
+
+#include <cstdint>
+#include <cstring>
+
+namespace xtrain::kernels {
+namespace {
+
+// Sums that run side by side.
+constexpr int kLanes = 16;
+
+inline float FromBits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline uint32_t Bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// The upper half of the f32 is the bf16.
+inline uint32_t Rounded(float value) {
+  const uint32_t bits = Bits(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+  return value != value ? (bits | 0x400000) & 0xffff0000u : rounded;
+}
+
+}  // namespace
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_BITS_H_

@@ -1,0 +1,115 @@
+// The loops of cross-entropy, compiled once for each instruction set: plain C++ that a compiler makes vectors of. Everything is in
+// an unnamed namespace, so that no unit can be linked to another's code.
+//
+// A block of a row is read twice, for its maximum and for its exponentials, and is in L1 the second time; sums that began under a
+// lower maximum are scaled. 16 sums run side by side whatever the instruction set.
+//
+// Source: Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
+
+#ifndef XTRAIN_CPP_KERNELS_CROSS_ENTROPY_LOOPS_H_
+#define XTRAIN_CPP_KERNELS_CROSS_ENTROPY_LOOPS_H_
+
+#include <cmath>
+#include <limits>
+
+#include "bits.h"
+#include "cross_entropy.h"
+#include "flush.h"
+
+namespace xtrain::kernels {
+namespace {
+
+// e^x for x up to 0, within 2 ulp; 0 where it would be subnormal; of a NaN a NaN. Source: Cephes (Moshier), expf.
+inline __attribute__((always_inline)) float Exponential(float x) {
+  constexpr float kLeast = -87.3f;
+  const float at = x < kLeast ? kLeast : x;
+  // Beyond 2^23 an f32 has no fraction: its low bits are the integer that is nearest.
+  const float shifted = at * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  float r = at - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  const float e = p * FromBits((Bits(shifted) + 127) << 23);
+  return x < kLeast ? 0.0f : e;
+}
+
+// A NaN if there is one, or no class is possible, as the difference of two infinities.
+inline float LogSum(const float* row, int64_t classes) {
+  constexpr int64_t kRowBlock = 2048;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  float most = kNone;
+  float sums[kLanes] = {};
+  for (int64_t begin = 0; begin < classes; begin += kRowBlock) {
+    const float* x = row + begin;
+    const int64_t count = std::min(kRowBlock, classes - begin), whole = count / kLanes * kLanes;
+    float lanes[kLanes];
+    std::fill_n(lanes, kLanes, most);
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+    }
+    for (int64_t i = whole; i < count; ++i) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    const float now = *std::max_element(lanes, lanes + kLanes);
+    if (now > most) {
+      const float scale = Exponential(most - now);
+      for (float& sum : sums) sum *= scale;
+      most = now;
+    }
+    const float by = most == kNone ? 0.0f : most;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) sums[lane] += Exponential(x[i + lane] - by);
+    }
+    for (int64_t i = whole; i < count; ++i) sums[i - whole] += Exponential(x[i] - by);
+  }
+  double sum = 0;
+  for (const float part : sums) sum += part;
+  return most == kNone ? most - most : most + static_cast<float>(std::log(sum));
+}
+
+inline void LogSums(const Logits& logits, float* sums, std::atomic<int64_t>& next) {
+  const FlushSubnormals flush;
+  const int64_t rows = logits.Chunk();
+  for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < logits.Chunks();) {
+    for (int64_t row = chunk * rows; row < std::min(logits.rows, (chunk + 1) * rows); ++row) {
+      sums[row] = LogSum(logits.data + row * logits.classes, logits.classes);
+    }
+  }
+}
+
+inline void Write(float value, float* to) { *to = value; }
+inline void Write(float value, uint16_t* to) { *to = static_cast<uint16_t>(Rounded(value) >> 16); }
+
+template <class T>
+inline void GradientRow(const float* __restrict x, int64_t classes, float sum, int32_t label, float loss, T* __restrict to) {
+  if (loss == 0) {
+    std::fill_n(to, classes, T{});
+    return;
+  }
+  for (int64_t i = 0; i < classes; ++i) Write(Exponential(x[i] - sum) * loss, to + i);
+  if (label >= 0 && label < classes) Write((Exponential(x[label] - sum) - 1.0f) * loss, to + label);
+}
+
+inline void Gradients(const LogitGradients& of, std::atomic<int64_t>& next) {
+  const FlushSubnormals flush;
+  const int64_t rows = of.logits.Chunk(), classes = of.logits.classes;
+  for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < of.logits.Chunks();) {
+    for (int64_t row = chunk * rows; row < std::min(of.logits.rows, (chunk + 1) * rows); ++row) {
+      const float* x = of.logits.data + row * classes;
+      if (of.is_bf16) {
+        GradientRow(x, classes, of.sums[row], of.labels[row], of.losses[row], static_cast<uint16_t*>(of.result) + row * classes);
+      } else {
+        GradientRow(x, classes, of.sums[row], of.labels[row], of.losses[row], static_cast<float*>(of.result) + row * classes);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_CROSS_ENTROPY_LOOPS_H_

@@ -1,7 +1,0 @@
-#include "one_pass_loops.h"
-
-namespace xtrain::kernels {
-
-void PassAvx512(const OnePass& pass, std::atomic<int64_t>& next, double* sums) { Work(pass, next, sums); }
-
-}  // namespace xtrain::kernels
