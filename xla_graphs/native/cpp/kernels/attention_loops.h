@@ -127,7 +127,7 @@ struct AttentionLoops {
   // Keys begin at a multiple of this, so that any kernel's packed words can be entered there.
   static constexpr int64_t kKeyUnit = 32;
 
-  using Left = typename Gemm<K>::Left;
+  using PanelsOfA = typename Gemm<K>::PanelsOfA;
 
   static int64_t Words(int64_t k) { return CeilDiv(k, kPerWord); }
 
@@ -165,8 +165,8 @@ struct AttentionLoops {
   }
 
   // All rows of a head of keys or values as A.
-  static Left ByRows(const Attention& x, const Heads& heads, int64_t b, int64_t kv, uint32_t* to) {
-    return Gemm<K>::MakeLeft(x.is_bf16, Across(x, heads, b, kv, 0, x.keys), 0, CeilDiv(x.keys, kMr), 0, Words(x.width), to);
+  static PanelsOfA ByRows(const Attention& x, const Heads& heads, int64_t b, int64_t kv, uint32_t* to) {
+    return Gemm<K>::MakePanels(x.is_bf16, Across(x, heads, b, kv, 0, x.keys), 0, CeilDiv(x.keys, kMr), 0, Words(x.width), to);
   }
 
   // Memory of a thread, cut into the arrays of a call.
@@ -290,7 +290,7 @@ struct AttentionLoops {
   }
 
   // strip[key - first][query] = rows of a head times the block's `across`, for all keys that are seen.
-  static void Scores(const Attention& x, const AttentionPlan& plan, const Block& at, const Left& rows, const uint32_t* across,
+  static void Scores(const Attention& x, const AttentionPlan& plan, const Block& at, const PanelsOfA& rows, const uint32_t* across,
                      float* strip) {
     const int64_t words = Words(x.width), b_words = K::B::PanelWords(words);
     Matmul c = {};
@@ -398,7 +398,7 @@ struct AttentionLoops {
     const int64_t b_words = K::B::PanelWords(Words(x.keys)), skipped = at.begin / kPerWord;
     const Source source = {strip + (at.begin - at.first) * plan.block, 1, plan.block, at.queries, keys};
     const int64_t panels = CeilDiv(at.queries, kMr);
-    const Left left = Gemm<K>::MakeLeft(false, source, 0, panels, 0, words, memory.p);
+    const PanelsOfA left = Gemm<K>::MakePanels(false, source, 0, panels, 0, words, memory.p);
     Matmul c = {};
     c.c = to.data, c.c_bf16 = x.is_bf16;
     c.c_strides[2] = to.strides[2];
@@ -437,7 +437,7 @@ struct AttentionLoops {
         for (int64_t q = 0; q < at.columns; q += 32) RoundRow(strip + key * plan.block + q, at.queries - q, to + q / 2);
       }
     }
-    const Left left = Gemm<K>::MakeLeft(kRounds, source, 0, panels, 0, words, to);
+    const PanelsOfA left = Gemm<K>::MakePanels(kRounds, source, 0, panels, 0, words, to);
     const Matmul c = {};
     for (int64_t d = 0; d < width_panels; ++d) {
       for (int64_t i = 0; i < panels; ++i) {
@@ -461,7 +461,7 @@ struct AttentionLoops {
     const int64_t group = x.heads / x.kv_heads, width_panels = CeilDiv(x.width, kNr);
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t chunk = part % plan.chunks, kv = part / plan.chunks % x.kv_heads, b = part / plan.chunks / x.kv_heads;
-      const Left k_rows = ByRows(x, x.k, b, kv, memory.k_rows);
+      const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows);
       PackTo<typename K::B>(x.is_bf16, Down(x, x.v, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.v_down);
       Count(x, b, memory.counted);
       for (int64_t unit = chunk; unit < group * plan.blocks; unit += plan.chunks) {
@@ -564,7 +564,7 @@ struct AttentionLoops {
     const int64_t half = plan.sums / 2;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t head = part / plan.chunks, chunk = part % plan.chunks, kv = head % x.kv_heads, b = head / x.kv_heads;
-      const Left k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
+      const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
       PackTo<typename K::B>(x.is_bf16, Down(x, x.k, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.k_down);
       Count(x, b, memory.counted);
       float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + part * plan.sums;

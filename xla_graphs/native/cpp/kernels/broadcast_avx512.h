@@ -45,9 +45,9 @@ struct Broadcast {
   template <int kRows, int kVectors>
   static void Part(const Matmul& x, Rows a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,
                    int columns) {
-    const char* thirds[(kRows + 2) / 3];
+    const char* every_third[(kRows + 2) / 3];
 #pragma GCC unroll 5
-    for (int i = 0; i < (kRows + 2) / 3; ++i) thirds[i] = a.at + 3 * i * a.row;
+    for (int i = 0; i < (kRows + 2) / 3; ++i) every_third[i] = a.at + 3 * i * a.row;
     __m512 sums[kRows][kVectors];
 #pragma GCC unroll 14
     for (int i = 0; i < kRows; ++i) {
@@ -57,8 +57,8 @@ struct Broadcast {
       }
     }
     for (int64_t k = 0; k < words; ++k, b += kNr) {
-      // A line of each row below: the processor does not foresee so many, and they come while this panel is multiplied.
-      if (a.brings_next && k % 16 == 0) {
+      // One line of each row of the next panel: the hardware prefetcher does not follow 14 streams.
+      if (a.prefetches_next && k % 16 == 0) {
         for (int i = kRows; i < 2 * kRows; ++i) _mm_prefetch(a.at + i * a.row + k * 4, _MM_HINT_T1);
       }
       __m512i right[kVectors];
@@ -66,7 +66,7 @@ struct Broadcast {
       for (int j = 0; j < kVectors; ++j) right[j] = _mm512_loadu_si512(b + 16 * j);
 #pragma GCC unroll 14
       for (int i = 0; i < kRows; ++i) {
-        const __m512i left = Word(thirds[i / 3] + i % 3 * a.row + k * a.word);
+        const __m512i left = Word(every_third[i / 3] + i % 3 * a.row + k * a.word);
 #pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) sums[i][j] = P::MultiplyAdd(sums[i][j], left, right[j]);
       }

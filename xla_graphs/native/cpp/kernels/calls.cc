@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -333,40 +334,41 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
   return error;
 }
 
-// Whether these are logits of [rows, classes], and something for each row.
-bool AreRows(const Logits& logits, const ffi::AnyBuffer& of_logits, const ffi::AnyBuffer& of_rows) {
-  return of_logits.element_type() == ffi::DataType::F32 && of_logits.dimensions().size() == 2 &&
-         static_cast<int64_t>(of_rows.element_count()) == logits.rows;
+// The logits that an array holds, if it is f32[rows, classes] and the others have an element for each row.
+std::optional<Logits> AsLogits(const ffi::AnyBuffer& x, std::initializer_list<ffi::AnyBuffer> of_rows) {
+  if (x.element_type() != ffi::DataType::F32 || x.dimensions().size() != 2) return std::nullopt;
+  const Logits logits = {static_cast<const float*>(x.untyped_data()), x.dimensions()[0], x.dimensions()[1]};
+  for (const ffi::AnyBuffer& of_row : of_rows) {
+    if (static_cast<int64_t>(of_row.element_count()) != logits.rows) return std::nullopt;
+  }
+  return logits;
 }
 
 ffi::Error CallLogSums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> result) {
-  const auto dims = x.dimensions();
-  const Logits logits = {static_cast<const float*>(x.untyped_data()), dims.size() == 2 ? dims[0] : 0, dims.size() == 2 ? dims[1] : 0};
-  if (!AreRows(logits, x, *result) || result->element_type() != ffi::DataType::F32) {
+  const std::optional<Logits> logits = AsLogits(x, {*result});
+  if (!logits || result->element_type() != ffi::DataType::F32) {
     return ffi::Error::InvalidArgument("xtrain.log_sum_exp: the arrays do not fit");
   }
-  float* sums = static_cast<float*>(result->untyped_data());
-  return OnAllThreads(pool, logits.Chunks(), "xtrain.log_sum_exp", [logits, sums](std::atomic<int64_t>& next) {
-    FindLoops().log_sums(logits, sums, next);
+  float* log_sums = static_cast<float*>(result->untyped_data());
+  return OnAllThreads(pool, logits->Chunks(), "xtrain.log_sum_exp", [logits = *logits, log_sums](std::atomic<int64_t>& next) {
+    FindLoops().log_sums(logits, log_sums, next);
   });
 }
 
-ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer sums, ffi::AnyBuffer labels, ffi::AnyBuffer losses,
-                              ffi::Result<ffi::AnyBuffer> result) {
-  const auto dims = x.dimensions();
-  const Logits logits = {static_cast<const float*>(x.untyped_data()), dims.size() == 2 ? dims[0] : 0, dims.size() == 2 ? dims[1] : 0};
-  if (!AreRows(logits, x, sums) || !AreRows(logits, x, labels) || !AreRows(logits, x, losses) || !IsFloat(*result) ||
-      sums.element_type() != ffi::DataType::F32 || labels.element_type() != ffi::DataType::S32 ||
-      losses.element_type() != ffi::DataType::F32 || result->element_count() != x.element_count()) {
+ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer log_sums, ffi::AnyBuffer labels,
+                              ffi::AnyBuffer loss_gradients, ffi::Result<ffi::AnyBuffer> result) {
+  const std::optional<Logits> logits = AsLogits(x, {log_sums, labels, loss_gradients});
+  if (!logits || log_sums.element_type() != ffi::DataType::F32 || labels.element_type() != ffi::DataType::S32 ||
+      loss_gradients.element_type() != ffi::DataType::F32 || !IsFloat(*result) || result->element_count() != x.element_count()) {
     return ffi::Error::InvalidArgument("xtrain.cross_entropy_grad: the arrays do not fit");
   }
-  const LogitGradients of = {logits,
-                             static_cast<const float*>(sums.untyped_data()),
+  const LogitGradients of = {*logits,
+                             static_cast<const float*>(log_sums.untyped_data()),
                              static_cast<const int32_t*>(labels.untyped_data()),
-                             static_cast<const float*>(losses.untyped_data()),
+                             static_cast<const float*>(loss_gradients.untyped_data()),
                              result->untyped_data(),
                              IsBf16(*result)};
-  return OnAllThreads(pool, logits.Chunks(), "xtrain.cross_entropy_grad", [of](std::atomic<int64_t>& next) {
+  return OnAllThreads(pool, logits->Chunks(), "xtrain.cross_entropy_grad", [of](std::atomic<int64_t>& next) {
     FindLoops().logit_gradients(of, next);
   });
 }

@@ -21,17 +21,17 @@ struct Logits {
   int64_t Chunks() const { return (rows + Chunk() - 1) / Chunk(); }
 };
 
-// Of each row the logarithm of the sum of the exponentials, to `sums`. Claims chunks of rows from `next` until none is left.
-using LogSumsWork = void (*)(const Logits& logits, float* sums, std::atomic<int64_t>& next);
+// Of each row the logarithm of the sum of the exponentials, to `log_sums`. Claims chunks of rows from `next` until none is left.
+using LogSumsWork = void (*)(const Logits& logits, float* log_sums, std::atomic<int64_t>& next);
 
 // (softmax - one-hot of the label) times the gradient of the row's loss; of a row whose gradient is 0 that is 0, whatever its
 // logits are.
 struct LogitGradients {
   Logits logits;
-  const float* sums;      // what LogSumsWork gave
-  const int32_t* labels;  // none is hit by one that is no class
-  const float* losses;    // the gradients of the rows' losses
-  void* result;           // [rows, classes], f32 or bf16
+  const float* log_sums;        // what LogSumsWork gave
+  const int32_t* labels;        // one that is no class hits none
+  const float* loss_gradients;  // of each row's loss
+  void* result;                 // [rows, classes], f32 or bf16
   bool is_bf16;
 };
 using LogitGradientsWork = void (*)(const LogitGradients& of, std::atomic<int64_t>& next);

@@ -71,12 +71,12 @@ inline float LogSum(const float* row, int64_t classes) {
   return most == kNone ? most - most : most + static_cast<float>(std::log(sum));
 }
 
-inline void LogSums(const Logits& logits, float* sums, std::atomic<int64_t>& next) {
+inline void LogSums(const Logits& logits, float* log_sums, std::atomic<int64_t>& next) {
   const FlushSubnormals flush;
   const int64_t rows = logits.Chunk();
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < logits.Chunks();) {
     for (int64_t row = chunk * rows; row < std::min(logits.rows, (chunk + 1) * rows); ++row) {
-      sums[row] = LogSum(logits.data + row * logits.classes, logits.classes);
+      log_sums[row] = LogSum(logits.data + row * logits.classes, logits.classes);
     }
   }
 }
@@ -85,13 +85,13 @@ inline void Write(float value, float* to) { *to = value; }
 inline void Write(float value, uint16_t* to) { *to = static_cast<uint16_t>(Rounded(value) >> 16); }
 
 template <class T>
-inline void GradientRow(const float* __restrict x, int64_t classes, float sum, int32_t label, float loss, T* __restrict to) {
-  if (loss == 0) {
+inline void GradientRow(const float* __restrict x, int64_t classes, float log_sum, int32_t label, float loss_gradient, T* __restrict to) {
+  if (loss_gradient == 0) {
     std::fill_n(to, classes, T{});
     return;
   }
-  for (int64_t i = 0; i < classes; ++i) Write(Exponential(x[i] - sum) * loss, to + i);
-  if (label >= 0 && label < classes) Write((Exponential(x[label] - sum) - 1.0f) * loss, to + label);
+  for (int64_t i = 0; i < classes; ++i) Write(Exponential(x[i] - log_sum) * loss_gradient, to + i);
+  if (label >= 0 && label < classes) Write((Exponential(x[label] - log_sum) - 1.0f) * loss_gradient, to + label);
 }
 
 inline void Gradients(const LogitGradients& of, std::atomic<int64_t>& next) {
@@ -101,9 +101,9 @@ inline void Gradients(const LogitGradients& of, std::atomic<int64_t>& next) {
     for (int64_t row = chunk * rows; row < std::min(of.logits.rows, (chunk + 1) * rows); ++row) {
       const float* x = of.logits.data + row * classes;
       if (of.is_bf16) {
-        GradientRow(x, classes, of.sums[row], of.labels[row], of.losses[row], static_cast<uint16_t*>(of.result) + row * classes);
+        GradientRow(x, classes, of.log_sums[row], of.labels[row], of.loss_gradients[row], static_cast<uint16_t*>(of.result) + row * classes);
       } else {
-        GradientRow(x, classes, of.sums[row], of.labels[row], of.losses[row], static_cast<float*>(of.result) + row * classes);
+        GradientRow(x, classes, of.log_sums[row], of.labels[row], of.loss_gradients[row], static_cast<float*>(of.result) + row * classes);
       }
     }
   }

@@ -142,7 +142,7 @@ struct Gemm {
   static int64_t Pitch(const Source& s, bool is_bf16) { return s.r_stride * (is_bf16 ? 2 : 4); }
 
   // Panels of A as the kernel reads them: the first `in_place` where they are, then those that are packed.
-  struct Left {
+  struct PanelsOfA {
     const char* first;
     int64_t pitch, in_place;
     const uint32_t* packed;
@@ -155,9 +155,9 @@ struct Gemm {
   };
 
   // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
-  static Left MakeLeft(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+  static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
     const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
-    const Left left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
+    const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
     PackAs<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words);
     return left;
   }
@@ -238,8 +238,8 @@ struct Gemm {
         }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
-          const Left left = plan.a_pieces > 0 ? Left{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
-                                              : MakeLeft(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
+          const PanelsOfA left = plan.a_pieces > 0 ? PanelsOfA{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
+                                              : MakePanels(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
@@ -249,7 +249,7 @@ struct Gemm {
                 const int64_t m = m0 + i * K::kMr;
                 const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
                 Rows panel = left(i - i0).From(k);
-                panel.brings_next = j == 0 && i + 1 - i0 < left.in_place;
+                panel.prefetches_next = j == 0 && i + 1 - i0 < left.in_place;
                 float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, sums);

@@ -51,9 +51,9 @@ struct Source {
 struct Rows {
   const char* at;
   int64_t row, word;
-  bool brings_next;  // the rows below, which are read next and for the first time
+  bool prefetches_next;  // the rows below are read next, for the first time: the kernel prefetches them
 
-  Rows From(int64_t k) const { return {at + k * word, row, word, brings_next}; }
+  Rows From(int64_t k) const { return {at + k * word, row, word, prefetches_next}; }
 };
 
 inline uint32_t FirstBits(int64_t count, int64_t most) {

@@ -6,8 +6,8 @@
 // a row of A or a column of B. What lies along k is packed in blocks of 16 r by 16 words of k, which are transposed in registers if
 // the kernel wants them the other way; what lies along r, a word of 32 r at a time. What is not there is zero.
 //
-// The time is that of memory. From few rows at a time the processor foresees what comes next; beyond these, lines are asked for,
-// and only as far as L2: L1 has too few places for what is under way.
+// Packing is bound by memory. The hardware prefetcher follows few rows at a time; other lines are prefetched by software, into L2 only:
+// L1 has too few fill buffers for all that are on their way.
 
 #ifndef XTRAIN_CPP_KERNELS_PACK_AVX512_H_
 #define XTRAIN_CPP_KERNELS_PACK_AVX512_H_
@@ -43,8 +43,8 @@ inline __attribute__((always_inline)) void RoundRow(const float* from, int64_t c
 #endif
 }
 
-// The line will be read soon.
-inline __attribute__((always_inline)) void Expect(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
+// To L2.
+inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
 inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   __m512i t[16];
@@ -98,9 +98,9 @@ struct Load {
     if constexpr (kAlongK) {
       if (i >= left) return _mm512_setzero_si512();
       const int64_t at = (r + i) * s.r_stride + (kPairs ? 2 * k : k);
-      // The line that the block below will read: rows are too far apart for the processor to foresee it.
-      Expect(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
-      if constexpr (kPairs && !kBf16) Expect(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
+      // The line that the block below will read: rows are too far apart for the hardware prefetcher.
+      Prefetch(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
+      if constexpr (kPairs && !kBf16) Prefetch(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
       if constexpr (!kPairs) {
         return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + at));
       } else {
@@ -116,15 +116,15 @@ struct Load {
       const uint32_t even = 2 * i < left ? low : 0, odd = 2 * i + 1 < left ? low : 0;
       if constexpr (kBf16) {
         const uint16_t* p = static_cast<const uint16_t*>(s.data) + at;
-        Expect(p + 32 * s.k_stride);
-        Expect(p + 33 * s.k_stride);
+        Prefetch(p + 32 * s.k_stride);
+        Prefetch(p + 33 * s.k_stride);
         const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, p));
         const __m512i y = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, p + s.k_stride));
         return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
       } else {
         const float* p = static_cast<const float*>(s.data) + at;
-        Expect(p + 32 * s.k_stride);
-        Expect(p + 33 * s.k_stride);
+        Prefetch(p + 32 * s.k_stride);
+        Prefetch(p + 33 * s.k_stride);
         const __m512 x = _mm512_maskz_loadu_ps(even, p);
         const __m512 y = _mm512_maskz_loadu_ps(odd, p + s.k_stride);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
@@ -218,8 +218,8 @@ class Across {
   // f32 of element k: of 16 rows from the first on, and `second` of those from kShift on.
   inline __attribute__((always_inline)) __m512i Row(int64_t k, int64_t ahead, __m512i& second) const {
     const float* from = static_cast<const float*>(s_.data) + k * s_.k_stride + r_;
-    Expect(from + ahead * s_.k_stride);
-    Expect(from + ahead * s_.k_stride + kShift);
+    Prefetch(from + ahead * s_.k_stride);
+    Prefetch(from + ahead * s_.k_stride + kShift);
     const bool is_there = k < s_.k_size;
     second = _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? high_ : 0, from + kShift));
     return _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? low_ : 0, from));
@@ -230,7 +230,7 @@ class Across {
   inline __attribute__((always_inline)) __m512i Pairs(int64_t k, int64_t ahead) const {
     if constexpr (kBf16) {
       const uint16_t* from = static_cast<const uint16_t*>(s_.data) + k * s_.k_stride + r_;
-      Expect(from + ahead * s_.k_stride);
+      Prefetch(from + ahead * s_.k_stride);
       return _mm512_maskz_loadu_epi16(k < s_.k_size ? low_ : 0, from);
     } else {
       __m512i high;
@@ -267,8 +267,8 @@ void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t 
       }
     }
   } else {
-    // Of a panel of 32 rows both halves, of smaller ones two panels. With more words at a time there would be more rows in
-    // memory than the processor foresees, with fewer the lines of panels would be written piece by piece.
+    // Of a panel of 32 rows both halves, of smaller ones two panels. More words at a time are more rows in memory than the
+    // hardware prefetcher follows; fewer write the lines of panels piece by piece.
     constexpr bool kIsHalf = O::kRows < 16;
     constexpr int64_t kStep = 4, kPitch = O::kIsTiles ? 16 : O::kRows;
     constexpr __mmask16 kFirst = kIsHalf ? (1u << O::kRows) - 1 : 0xffff;
