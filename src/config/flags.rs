@@ -206,8 +206,8 @@ Model {
     /// auto: fused attention where the device has it (cpu by its kernels; cuda: 16-bit, no dropout,
     /// no local window); eager: always unfused
     attn_implementation: AttnImplementation = "auto", COMPILING;
-    /// With --device cpu: kernels of matmuls, attention, losses and updates, auto (the fastest for this processor and
-    /// shape) or xla (XLA's own)
+    /// With --device cpu: kernels of matmuls, attention, normalizations, losses and updates, auto (the fastest for
+    /// this processor and shape) or xla (XLA's own)
     cpu_kernels: CpuKernelChoice = "auto", COMPILING;
     /// With --device cpu: threads that compute, shared by the devices of a process; default: the
     /// physical cores that CPU affinity and quota leave it

@@ -18,7 +18,7 @@
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
 use crate::graph::{Graph, GraphNode, NodeId};
-use crate::op::{Binary, Op, Unary};
+use crate::op::{Binary, MatmulStart, Op, Unary};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -174,11 +174,7 @@ impl<'g> Walk<'g> {
         squares.iter().for_each(|&id| last_read[id as usize] = last);
         let bytes = |id: NodeId| {
             // Results that count as the parts of a call.
-            let has_parts = match &nodes[id as usize].op {
-                Op::OnePass(_) => true,
-                Op::KernelAttention(call) => call.is_backward(),
-                _ => false,
-            };
+            let has_parts = nodes[id as usize].op.call_results().is_some();
             if self.is_output[id as usize] || has_parts {
                 0
             } else {
@@ -296,7 +292,7 @@ fn works_in_place(node: &GraphNode) -> bool {
             | Op::Concat { .. }
             | Op::Pad { .. }
     );
-    let continues = matches!(&node.op, Op::KernelMatmul(call) if call.continues);
+    let continues = matches!(&node.op, Op::KernelMatmul(call) if call.start == MatmulStart::Result);
     continues || is_loop(&node.op) && !moves
 }
 

@@ -264,6 +264,28 @@ impl CpuKernel {
     }
 }
 
+/// What the sums of a [`KernelMatmul`] begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MatmulStart {
+    /// 0.
+    Zero,
+    /// A third operand, f32 and of the result's shape, in whose place the result comes.
+    Result,
+    /// A third operand, `f32[n]`: the same for every row.
+    Bias,
+}
+
+impl MatmulStart {
+    /// As calls have it.
+    pub fn number(self) -> i64 {
+        match self {
+            MatmulStart::Zero => 0,
+            MatmulStart::Result => 1,
+            MatmulStart::Bias => 2,
+        }
+    }
+}
+
 /// `C[p, q, m, n]`, the sum over k of `A[p, q, m, k] * B[p, q, k, n]`, accumulated in f32 in the
 /// order of k. Operands A and B are f32 or bf16 arrays of any shape in which strides find the
 /// elements, in elements.
@@ -279,9 +301,8 @@ pub struct KernelMatmul {
     pub b_strides: [usize; 4],
     /// p, q, m, n.
     pub c_strides: [usize; 4],
-    /// The sums begin with a third operand, f32 and of the result's shape, in whose place the result
-    /// comes.
-    pub continues: bool,
+    /// What the sums begin with.
+    pub start: MatmulStart,
     /// The result's.
     pub shape: Shape,
 }
@@ -433,6 +454,72 @@ impl KernelCrossEntropy {
     pub const NAME: &'static str = "cross-entropy-1";
 }
 
+/// A normalization over the last dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Norm {
+    /// What it divides by.
+    pub kind: NormKind,
+    /// Added under the root.
+    pub eps: F64,
+}
+
+/// What a [`Norm`] divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NormKind {
+    /// The standard deviation, after the mean is subtracted (Ba et al. 2016, "Layer normalization").
+    Layer,
+    /// The root mean square (Zhang and Sennrich 2019).
+    Rms,
+}
+
+/// Which operand of a [`Norm`] a gradient node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NormOperand {
+    /// Gives dx.
+    Input,
+    /// Gives dgamma, `[C]`.
+    Scale,
+    /// Gives dbeta, `[C]`; of a LayerNorm only.
+    Shift,
+}
+
+/// A normalization of f32, or its gradients, as a call of the CPU plugin's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelNorm {
+    /// What is computed.
+    pub of: Norm,
+    /// Forward, or which gradients.
+    pub part: KernelNormPart,
+    /// The dimensions of x.
+    pub dims: Vec<usize>,
+}
+
+/// A part of a [`KernelNorm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KernelNormPart {
+    /// The operands of [`Composite::Norm`]; gives f32 or bf16.
+    Forward(DType),
+    /// Operands x, gamma, dy; gives dx, dgamma and, of a LayerNorm, dbeta.
+    Backward,
+}
+
+impl KernelNorm {
+    /// The version of its results, for keys of compiled graphs: raise it when bits change.
+    pub const NAME: &'static str = "norm-1";
+
+    /// The shapes of the results.
+    pub fn result_shapes(&self) -> Vec<Shape> {
+        let (x, width) = (&self.dims[..], &self.dims[self.dims.len() - 1..]);
+        let shapes = match (self.part, self.of.kind) {
+            (KernelNormPart::Forward(dtype), _) => return vec![Shape::new(dtype, x)],
+            (KernelNormPart::Backward, NormKind::Layer) => vec![x, width, width],
+            (KernelNormPart::Backward, NormKind::Rms) => vec![x, width],
+        };
+        let shapes = shapes.into_iter();
+        shapes.map(|dims| Shape::new(DType::F32, dims)).collect()
+    }
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -458,21 +545,14 @@ pub enum Composite {
         stream: u32,
     },
 
-    /// Operands x `[.., C]`, gamma and beta `[C]`; gives x's shape (Ba et al. 2016, "Layer
-    /// normalization").
-    LayerNorm {
-        /// Added to the variance under the root.
-        eps: F64,
-    },
-    /// Operands x, gamma, dy; gives dx.
-    LayerNormGrad {
-        /// As [`Composite::LayerNorm`]'s.
-        eps: F64,
-    },
-    /// Operands x, dy; gives dgamma.
-    LayerNormScaleGrad {
-        /// As [`Composite::LayerNorm`]'s.
-        eps: F64,
+    /// Operands x `[.., C]`, gamma and, of a LayerNorm, beta, both `[C]`; gives x's shape.
+    Norm(Norm),
+    /// Operands x, gamma, dy; gives the gradient of one operand.
+    NormGrad {
+        /// The normalization whose gradient it is.
+        of: Norm,
+        /// The operand whose gradient it is.
+        operand: NormOperand,
     },
     /// The Gaussian error linear unit of each element (Hendrycks and Gimpel 2016).
     Gelu(Gelu),
@@ -501,21 +581,6 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
-    /// Operands x, gamma.
-    RmsNorm {
-        /// Added to the mean of the squares under the root.
-        eps: F64,
-    },
-    /// Operands x, gamma, dy; gives dx.
-    RmsNormGrad {
-        /// As [`Composite::RmsNorm`]'s.
-        eps: F64,
-    },
-    /// Operands x, dy; gives dgamma.
-    RmsNormScaleGrad {
-        /// As [`Composite::RmsNorm`]'s.
-        eps: F64,
-    },
 }
 
 /// No composite: the type of those of a graph that consists of primitives.
@@ -678,6 +743,9 @@ pub enum Op<C = Composite> {
     OnePass(Box<OnePass>),
     /// Cross-entropy by the CPU plugin (`nn/loss.rs`), in its target's graphs only.
     KernelCrossEntropy(KernelCrossEntropy),
+    /// A normalization or its gradients by the CPU plugin (`nn/norm.rs`), in its target's graphs only;
+    /// backward a call with several results.
+    KernelNorm(Box<KernelNorm>),
 }
 
 /// Which replicas a collective goes between.
@@ -706,9 +774,14 @@ impl Composites for Composite {
     fn name(&self) -> &'static str {
         match self {
             Composite::RandomBits { .. } => "random_bits",
-            Composite::LayerNorm { .. } => "layer_norm",
-            Composite::LayerNormGrad { .. } => "layer_norm_grad",
-            Composite::LayerNormScaleGrad { .. } => "layer_norm_scale_grad",
+            Composite::Norm(Norm { kind, .. }) => match kind {
+                NormKind::Layer => "layer_norm",
+                NormKind::Rms => "rms_norm",
+            },
+            Composite::NormGrad { of, .. } => match of.kind {
+                NormKind::Layer => "layer_norm_grad",
+                NormKind::Rms => "rms_norm_grad",
+            },
             Composite::Gelu(_) => "gelu",
             Composite::GeluGrad(_) => "gelu_grad",
             Composite::CrossEntropy { .. } => "cross_entropy",
@@ -717,9 +790,6 @@ impl Composites for Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
-            Composite::RmsNorm { .. } => "rms_norm",
-            Composite::RmsNormGrad { .. } => "rms_norm_grad",
-            Composite::RmsNormScaleGrad { .. } => "rms_norm_scale_grad",
         }
     }
 }
@@ -770,6 +840,22 @@ impl<C: Composites> Op<C> {
             Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(_)) => {
                 "kernel_cross_entropy_grad".into()
             }
+            Op::KernelNorm(call) => match call.part {
+                KernelNormPart::Forward(_) => "kernel_norm".into(),
+                KernelNormPart::Backward => "kernel_norm_grad".into(),
+            },
+        }
+    }
+
+    /// The shapes of the results of a call of the CPU plugin's that has several.
+    pub fn call_results(&self) -> Option<Vec<Shape>> {
+        match self {
+            Op::OnePass(pass) => Some(pass.result_shapes()),
+            Op::KernelAttention(call) if call.is_backward() => Some(call.result_shapes()),
+            Op::KernelNorm(call) if call.part == KernelNormPart::Backward => {
+                Some(call.result_shapes())
+            }
+            _ => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, OnePass};
+use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, KernelNorm, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -29,6 +29,8 @@ pub struct CpuKernels {
     pub attention: bool,
     /// Cross-entropy, with each logit read once forward and once backward.
     pub cross_entropy: bool,
+    /// LayerNorm and RMSNorm, with each row read once forward and once backward.
+    pub norm: bool,
 }
 
 impl CpuKernels {
@@ -44,6 +46,7 @@ impl CpuKernels {
             one_pass: true,
             attention: true,
             cross_entropy: true,
+            norm: true,
         }
     }
 }
@@ -90,6 +93,7 @@ impl std::fmt::Display for Target {
                 one_pass,
                 attention,
                 cross_entropy,
+                norm,
             }) => {
                 f.write_str("cpu")?;
                 let kernels = [bf16, f32].into_iter().flatten();
@@ -102,6 +106,9 @@ impl std::fmt::Display for Target {
                 }
                 if *cross_entropy {
                     write!(f, ", losses by {}", KernelCrossEntropy::NAME)?;
+                }
+                if *norm {
+                    write!(f, ", norms by {}", KernelNorm::NAME)?;
                 }
                 if *one_pass {
                     write!(f, ", updates by {}", OnePass::NAME)?;
@@ -140,6 +147,7 @@ impl Target {
         one_pass: false,
         attention: false,
         cross_entropy: false,
+        norm: false,
     });
 
     /// As `--device` names it.

@@ -15,7 +15,7 @@ use cases::{Argument, Sample};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use support::{Rng, Value, compile};
-use xtrain_graphs::op::{Binary, Composite, Op, Reduction, Unary};
+use xtrain_graphs::op::{Binary, Composite, Norm, NormKind, Op, Reduction, Unary};
 use xtrain_graphs::{DType, Error, Graph, InputRole, Shape, Tensor, Trace, backward};
 
 /// Seeds per case: each draws other shapes and attributes.
@@ -92,16 +92,15 @@ gradient_table! {
     // Beside updates and in generation only, never under a gradient.
     Op::AllReduceMax(_) | Op::DynamicSlice { .. } | Op::DynamicUpdateSlice { .. } => [];
     Op::BarrierAfter => [0];
-    Op::Composite(Composite::LayerNorm { .. }) => [0, 1, 2];
-    Op::Composite(Composite::RmsNorm { .. }) => [0, 1];
+    Op::Composite(Composite::Norm(Norm { kind: NormKind::Layer, .. })) => [0, 1, 2];
+    Op::Composite(Composite::Norm(Norm { kind: NormKind::Rms, .. })) => [0, 1];
     Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Erf)) => [0];
     Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Tanh)) => [0];
     Op::Composite(Composite::CrossEntropy { .. }) => [0];
     Op::Composite(Composite::Attention(_)) => [0, 1, 2];
     // Gradients themselves: compared through the operation that they belong to; no second
     // derivatives.
-    Op::Composite(Composite::LayerNormGrad { .. }) | Op::Composite(Composite::LayerNormScaleGrad { .. }) | Op::Composite(Composite::GeluGrad(_)) => [];
-    Op::Composite(Composite::RmsNormGrad { .. }) | Op::Composite(Composite::RmsNormScaleGrad { .. }) => [];
+    Op::Composite(Composite::NormGrad { .. }) | Op::Composite(Composite::GeluGrad(_)) => [];
     Op::Composite(Composite::CrossEntropyGrad { .. }) | Op::Composite(Composite::AttentionGrad { .. }) => [];
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.
@@ -115,6 +114,7 @@ gradient_table! {
     Op::KernelAttention(_) => [];
     Op::OnePass(_) => [];
     Op::KernelCrossEntropy(_) => [];
+    Op::KernelNorm(_) => [];
 }
 
 /// What all cases together have reached and found.

@@ -6,7 +6,7 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::dropout;
+use super::{call_result, dropout};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
@@ -150,16 +150,7 @@ pub(crate) fn expand_grad(
 ) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let call = call(attention, kernel, operands, Some(dy), mask)?;
-    let index = operand as usize;
-    let node = call.node();
-    let Op::KernelAttention(of) = &node.op else {
-        unreachable!("recorded above");
-    };
-    let part = Op::GetTupleElement {
-        index,
-        shape: of.result_shapes().swap_remove(index),
-    };
-    call.trace().record(part, &[&call])?.transpose(&TURN)
+    call_result(&call, operand as usize)?.transpose(&TURN)
 }
 
 /// The call's first result stands for it.

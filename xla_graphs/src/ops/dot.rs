@@ -4,7 +4,7 @@
 use super::rule::{Inferred, Vjp, expect, float};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{DotDims, KernelMatmul, Op};
+use crate::op::{DotDims, KernelMatmul, MatmulStart, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -72,14 +72,14 @@ pub(super) fn infer_kernel(call: &KernelMatmul, x: &[&Shape]) -> Inferred {
     if !call.is_contiguous() || call.shape.elements() != p * q * m * n {
         return Err("strides are not those of a matmul".into());
     }
-    if call.continues {
-        expect(
-            "what the sums begin with",
-            x[2],
-            DType::F32,
-            &call.shape.dims,
-        )?;
-        expect("the result", &call.shape, DType::F32, &call.shape.dims)?;
+    match call.start {
+        MatmulStart::Zero => {}
+        MatmulStart::Result => {
+            let dims = &call.shape.dims;
+            expect("what the sums begin with", x[2], DType::F32, dims)?;
+            expect("the result", &call.shape, DType::F32, dims)?;
+        }
+        MatmulStart::Bias => expect("the bias", x[2], DType::F32, &[n])?,
     }
     Ok(call.shape.clone())
 }

@@ -14,7 +14,7 @@ pub(crate) mod rule;
 
 use crate::error::Result;
 use crate::nn;
-use crate::op::{Composite, Op};
+use crate::op::{Composite, MatmulStart, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 use rule::{Inferred, Vjp, arity, float};
@@ -90,11 +90,12 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
-            Op::KernelMatmul(call) => arity(2 + usize::from(call.continues))
+            Op::KernelMatmul(call) => arity(2 + usize::from(call.start != MatmulStart::Zero))
                 .and_then(|()| dot::infer_kernel(call, operands)),
             Op::KernelAttention(call) => nn::kernel_attention::infer(call, operands),
             Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
             Op::KernelCrossEntropy(part) => nn::loss::infer_kernel(*part, operands),
+            Op::KernelNorm(call) => nn::norm::infer_kernel(call, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -106,20 +107,8 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::RandomBits { dims, .. } => {
             arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
         }
-        Composite::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
-        Composite::LayerNormGrad { .. } => {
-            arity(3).and_then(|()| nn::layer_norm::infer_grad(operands))
-        }
-        Composite::LayerNormScaleGrad { .. } => {
-            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
-        }
-        Composite::RmsNorm { .. } => arity(2).and_then(|()| nn::rms_norm::infer(operands)),
-        Composite::RmsNormGrad { .. } => {
-            arity(3).and_then(|()| nn::layer_norm::infer_grad(operands))
-        }
-        Composite::RmsNormScaleGrad { .. } => {
-            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
-        }
+        Composite::Norm(of) => nn::norm::infer(*of, operands),
+        Composite::NormGrad { of, operand } => nn::norm::infer_grad(*of, *operand, operands),
         Composite::Gelu(_) => {
             arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone()))
         }
@@ -182,17 +171,13 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::AllGather { dim, exchange } => collective::vjp_all_gather(v, *dim, exchange)?,
         Op::ReduceScatter { dim, exchange } => collective::vjp_reduce_scatter(v, *dim, exchange)?,
         Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
-        Op::Composite(Composite::LayerNorm { eps }) => nn::layer_norm::vjp(v, *eps)?,
-        Op::Composite(Composite::RmsNorm { eps }) => nn::rms_norm::vjp(v, *eps)?,
+        Op::Composite(Composite::Norm(of)) => nn::norm::vjp(v, *of)?,
         Op::Composite(Composite::Gelu(kind)) => nn::gelu::vjp(v, *kind)?,
         Op::Composite(Composite::CrossEntropy { ignore }) => nn::loss::vjp(v, *ignore)?,
         Op::Composite(Composite::Attention(attention)) => nn::attention::vjp(v, attention)?,
         Op::Bitcast(_)
         | Op::Composite(
-            Composite::LayerNormGrad { .. }
-            | Composite::LayerNormScaleGrad { .. }
-            | Composite::RmsNormGrad { .. }
-            | Composite::RmsNormScaleGrad { .. }
+            Composite::NormGrad { .. }
             | Composite::GeluGrad(_)
             | Composite::CrossEntropyGrad { .. }
             | Composite::AttentionGrad { .. },
@@ -204,6 +189,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::KernelAttention(_)
         | Op::OnePass(_)
         | Op::KernelCrossEntropy(_)
+        | Op::KernelNorm(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

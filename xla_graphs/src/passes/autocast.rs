@@ -189,12 +189,8 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         Op::TakeRows
         | Op::ScatterAddRows
         | Op::Composite(
-            Composite::LayerNorm { .. }
-            | Composite::LayerNormGrad { .. }
-            | Composite::LayerNormScaleGrad { .. }
-            | Composite::RmsNorm { .. }
-            | Composite::RmsNormGrad { .. }
-            | Composite::RmsNormScaleGrad { .. }
+            Composite::Norm(_)
+            | Composite::NormGrad { .. }
             | Composite::CrossEntropy { .. }
             | Composite::CrossEntropyGrad { .. },
         ) => Class::Wide,

@@ -5,8 +5,8 @@
 //! neither: it reads operands by strides, rounds f32 to bf16 while it packs, and writes bf16 or f32
 //! in any order of dimensions whose last stays contiguous. So what stood around the dot goes: the
 //! transpositions of its operands and of its result, the conversion of a weight to bf16, the
-//! conversion of a result that is wanted in f32 only, and the addition to another matmul's result,
-//! whose sums go on.
+//! conversion of a result that is written in f32 otherwise, the addition of a bias, with which the sums
+//! begin, and the addition to another matmul's result, whose sums go on.
 //!
 //! The sum of bf16 rows in f32 (a bias's gradient) is a matmul by ones: XLA's CPU writes the rows in f32
 //! first.
@@ -17,7 +17,7 @@ use super::rebuild::record;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::op::{Binary, CpuKernel, DotDims, KernelMatmul, Op, Reduction};
+use crate::op::{Binary, CpuKernel, DotDims, KernelMatmul, MatmulStart, Op, Reduction};
 use crate::shape::Shape;
 use crate::target::{CpuKernels, Target};
 use crate::trace::Tensor;
@@ -50,6 +50,15 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 };
                 let mut operands = operands.to_vec();
                 let turn = is_turned.then_some(after.turn).flatten();
+                if let Some(bias) = readers.bias(graph, id, &call) {
+                    call.start = MatmulStart::Bias;
+                    call.shape.dtype = bias.dtype;
+                    operands.push(replaced.get(bias.operand));
+                    let operands: Vec<&Tensor> = operands.iter().collect();
+                    let result = trace.record(Op::KernelMatmul(Box::new(call)), &operands)?;
+                    done.extend(bias.nodes.into_iter().map(|node| (node, result.clone())));
+                    return Ok(result);
+                }
                 let sum = readers.sum(graph, turn.unwrap_or(id));
                 let sum = sum.filter(|_| is_turned || after.turn.is_none());
                 let sum = sum.map(|(addition, other)| (addition, replaced.get(other)));
@@ -57,7 +66,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                     matches!(other.node().op, Op::KernelMatmul(_)) && *other.shape() == call.shape
                 });
                 if let Some((_, other)) = &sum {
-                    call.continues = true;
+                    call.start = MatmulStart::Result;
                     operands.push(other.clone());
                 }
                 let operands: Vec<&Tensor> = operands.iter().collect();
@@ -103,14 +112,17 @@ fn sum_of_rows(kernels: CpuKernels, x: &Tensor, dims: &[usize]) -> Option<(Kerne
         a_strides: [0, 0, k, 1],
         b_strides: [0, 0, n, 1],
         c_strides: [0, 0, n, 1],
-        continues: false,
+        start: MatmulStart::Zero,
         shape: Shape::new(DType::F32, kept),
     };
     Some((call, rows))
 }
 
-/// Who reads each node: the reader if there is exactly one.
-struct Readers(Vec<Option<NodeId>>);
+/// Who reads each node.
+struct Readers {
+    readers: Vec<Vec<NodeId>>,
+    is_output: Vec<bool>,
+}
 
 /// What becomes of a dot's result.
 struct After {
@@ -122,49 +134,115 @@ struct After {
     dtype: DType,
 }
 
+/// A bias that is added to a dot's result.
+struct Bias {
+    /// The bias, `f32[n]`.
+    operand: NodeId,
+    /// The addition, and the conversion of what it gives, if nothing else reads that.
+    nodes: Vec<NodeId>,
+    /// The type in which the sum is wanted.
+    dtype: DType,
+}
+
 impl Readers {
     fn of(graph: &Graph) -> Self {
-        let mut count = vec![0; graph.nodes.len()];
-        let mut last = vec![None; graph.nodes.len()];
+        let mut readers = vec![Vec::new(); graph.nodes.len()];
         for (id, node) in graph.nodes.iter().enumerate() {
             for &operand in &node.operands {
-                count[operand as usize] += 1;
-                last[operand as usize] = Some(id as NodeId);
+                readers[operand as usize].push(id as NodeId);
             }
         }
+        let mut is_output = vec![false; graph.nodes.len()];
         for output in &graph.outputs {
-            count[output.node as usize] += 2;
+            is_output[output.node as usize] = true;
         }
-        let sole = |(last, count)| if count == 1 { last } else { None };
-        Readers(last.into_iter().zip(count).map(sole).collect())
+        Readers { readers, is_output }
+    }
+
+    /// The node that reads this one, if there is exactly one.
+    fn sole(&self, id: NodeId) -> Option<NodeId> {
+        match self.readers[id as usize][..] {
+            [reader] if !self.is_output[id as usize] => Some(reader),
+            _ => None,
+        }
+    }
+
+    /// Whether XLA converts a node to f32 where it is read, for nothing.
+    fn is_fused(&self, graph: &Graph, id: NodeId) -> bool {
+        let is_fused = |&reader: &NodeId| match graph.nodes[reader as usize].op {
+            // Of two matmuls' results a call makes the sum, in f32.
+            Op::Binary(op) => op != Binary::Add,
+            Op::Unary(_) => true,
+            _ => false,
+        };
+        !self.is_output[id as usize] && self.readers[id as usize].iter().all(is_fused)
     }
 
     fn after(&self, graph: &Graph, id: NodeId, dtype: DType) -> After {
         let sole = |id: NodeId| {
-            self.0[id as usize].map(|reader| (reader, &graph.nodes[reader as usize].op))
+            self.sole(id)
+                .map(|reader| (reader, &graph.nodes[reader as usize].op))
         };
         let (perm, at) = match sole(id) {
             Some((reader, Op::Transpose(perm))) => (Some(perm.clone()), reader),
             _ => (None, id),
         };
         let dtype = match sole(at) {
-            Some((_, Op::Convert(DType::F32))) => DType::F32,
+            Some((wide, Op::Convert(DType::F32))) if !self.is_fused(graph, wide) => DType::F32,
             _ => dtype,
         };
         let turn = perm.is_some().then_some(at);
         After { perm, turn, dtype }
     }
 
+    /// Where nothing else reads a dot than the addition of a bias to what `call` makes of it.
+    fn bias(&self, graph: &Graph, id: NodeId, call: &KernelMatmul) -> Option<Bias> {
+        let node = |id: NodeId| &graph.nodes[id as usize];
+        let converted = self
+            .sole(id)
+            .filter(|&wide| node(wide).op == Op::Convert(DType::F32));
+        let result = converted.unwrap_or(id);
+        let addition = self.sole(result)?;
+        let wide = node(addition);
+        let is_sum = wide.op == Op::Binary(Binary::Add) && wide.shape.dtype == DType::F32;
+        let other = *wide.operands.iter().find(|other| **other != result)?;
+        let Op::Broadcast { map, .. } = &node(other).op else {
+            return None;
+        };
+        let operand = node(other).operands[0];
+        let last = wide.shape.rank() - 1;
+        let n = call.sizes[3];
+        let is_bias = map[..] == [last] && wide.shape.dims[last] == n;
+        let is_plain =
+            call.shape == wide.shape && call.sizes[..2] == [1, 1] && call.c_strides[2] == n;
+        if !is_sum || !is_bias || !is_plain || operand >= id {
+            return None;
+        }
+        let low = self
+            .sole(addition)
+            .filter(|&low| node(low).op == Op::Convert(DType::BF16));
+        let low = low.filter(|_| call.kernel.dtype() == DType::BF16);
+        Some(Bias {
+            operand,
+            dtype: if low.is_some() {
+                DType::BF16
+            } else {
+                DType::F32
+            },
+            nodes: converted.into_iter().chain([addition]).chain(low).collect(),
+        })
+    }
+
     /// Where nothing else reads a node of f32 than its addition to a node before it, which nothing else
     /// reads either: the addition, and that node.
     fn sum(&self, graph: &Graph, id: NodeId) -> Option<(NodeId, NodeId)> {
-        let addition = self.0[id as usize]?;
+        let addition = self.sole(id)?;
         let node = &graph.nodes[addition as usize];
         let other = node.operands.iter().copied().find(|other| *other != id)?;
         let is_sum = matches!(node.op, Op::Binary(Binary::Add))
             && node.shape.dtype == DType::F32
             && other < id
-            && self.0[other as usize] == Some(addition);
+            && self.sole(other) == Some(addition);
         is_sum.then_some((addition, other))
     }
 }
@@ -399,7 +477,7 @@ fn strided(
         a_strides: [p, q, m, k].map(|axis| axis.strides[a]),
         b_strides: [p, q, k, n].map(|axis| axis.strides[b]),
         c_strides: [p, q, m, n].map(|axis| axis.strides[2]),
-        continues: false,
+        start: MatmulStart::Zero,
         shape: Shape::new(dtype, out),
     };
     call.is_contiguous().then_some((call, is_swapped))

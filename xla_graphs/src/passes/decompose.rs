@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::dropout::MOST_ELEMENTS;
 use crate::nn::kernel_attention::MaskSource;
-use crate::nn::{attention, dropout, gelu, layer_norm, loss, rms_norm, rows, special};
+use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::{Replaced, record};
 use crate::target::Target;
@@ -99,12 +99,8 @@ fn composite(
         Composite::RandomBits { dims, stream } => {
             dropout::expand_mixed_bits(x[0].trace(), &x[0], dims, *stream)
         }
-        Composite::LayerNorm { eps } => layer_norm::expand(*eps, x),
-        Composite::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
-        Composite::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
-        Composite::RmsNorm { eps } => rms_norm::expand(*eps, x),
-        Composite::RmsNormGrad { eps } => rms_norm::expand_grad(*eps, x),
-        Composite::RmsNormScaleGrad { eps } => rms_norm::expand_scale_grad(*eps, x),
+        Composite::Norm(of) => norm::expand(*of, x, wanted(graph, id), target),
+        Composite::NormGrad { of, operand } => norm::expand_grad(*of, *operand, x, target),
         Composite::Gelu(kind) => gelu::expand(*kind, &x[0], target),
         Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),

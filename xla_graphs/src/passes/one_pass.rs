@@ -18,6 +18,7 @@ use super::rebuild::{record, together};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
+use crate::nn::call_result;
 use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary};
 use crate::provenance::Phase;
 use crate::target::Target;
@@ -62,17 +63,12 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 }
             });
             let all = all.collect::<Result<Vec<Tensor>>>()?;
-            let shapes = program.pass.result_shapes();
             let call = trace.record(
                 Op::OnePass(Box::new(program.pass)),
                 &all.iter().collect::<Vec<&Tensor>>(),
             )?;
-            for (place, (&result, shape)) in program.results.iter().zip(shapes).enumerate() {
-                let part = Op::GetTupleElement {
-                    index: place,
-                    shape,
-                };
-                parts[index].insert(result, trace.record(part, &[&call])?);
+            for (place, &result) in program.results.iter().enumerate() {
+                parts[index].insert(result, call_result(&call, place)?);
             }
         }
         // What the call keeps to itself nobody reads.
@@ -107,11 +103,7 @@ fn copy(trace: &Trace, x: &Tensor) -> Result<Tensor> {
         results: vec![PassResult { value: 2, form }],
     };
     let call = trace.record(Op::OnePass(Box::new(pass)), &[x])?;
-    let part = Op::GetTupleElement {
-        index: 0,
-        shape: x.shape().clone(),
-    };
-    trace.record(part, &[&call])
+    call_result(&call, 0)
 }
 
 /// Nodes that become one call.

@@ -31,6 +31,9 @@ inline uint32_t Rounded(float value) {
   return value != value ? (bits | 0x400000) & 0xffff0000u : rounded;
 }
 
+inline __attribute__((always_inline)) void Write(float value, float* to) { *to = value; }
+inline __attribute__((always_inline)) void Write(float value, uint16_t* to) { *to = static_cast<uint16_t>(Rounded(value) >> 16); }
+
 }  // namespace
 }  // namespace xtrain::kernels
 

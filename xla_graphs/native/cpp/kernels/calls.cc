@@ -131,6 +131,19 @@ bool IsBf16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi:
 
 bool IsFloat(const ffi::AnyBuffer& buffer) { return IsBf16(buffer) || buffer.element_type() == ffi::DataType::F32; }
 
+// Whether it is f32, of this many elements.
+bool IsF32(const ffi::AnyBuffer& buffer, int64_t count) {
+  return buffer.element_type() == ffi::DataType::F32 && static_cast<int64_t>(buffer.element_count()) == count;
+}
+
+// An f32 as an attribute has it.
+float AsFloat(int64_t attribute) {
+  const uint32_t bits = static_cast<uint32_t>(attribute);
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 bool IsF32Only(Kernel kernel) { return kernel == Kernel::kAvx512F32 || kernel == Kernel::kAvx2F32; }
 
 // Whether all elements that these strides reach are in the buffer.
@@ -143,8 +156,11 @@ bool Holds(const ffi::AnyBuffer& buffer, const std::array<int64_t, 4>& sizes, co
   return last < static_cast<int64_t>(buffer.element_count());
 }
 
-ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs sums,
-                      ffi::Result<ffi::AnyBuffer> c, int64_t kernel, ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
+// What the sums of a matmul begin with, as its attribute `start` has it: 0, its result, or a bias.
+enum Start : int64_t { kZero = 0, kResult = 1, kBias = 2 };
+
+ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs starts, ffi::Result<ffi::AnyBuffer> c, int64_t kernel,
+                      int64_t start, ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
                       ffi::Span<const int64_t> c_strides) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.matmul: ") + what); };
   const Implementation* implementation = Find(static_cast<Kernel>(kernel));
@@ -165,10 +181,14 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
       !Holds(b, {x.batch[0], x.batch[1], x.k, x.n}, x.b_strides) || !Holds(*c, {x.batch[0], x.batch[1], x.m, x.n}, x.c_strides)) {
     return invalid("the strides do not fit the operands");
   }
-  x.continues = sums.size() > 0;
-  if (x.continues) {
-    const auto before = sums.get<ffi::AnyBuffer>(0);
-    if (sums.size() > 1 || x.c_bf16 || before.has_error() || before->untyped_data() != x.c) return invalid("the sums are not the result's");
+  if (starts.size() != (start == kZero ? 0 : 1)) return invalid("what the sums begin with is missing");
+  x.continues = start == kResult;
+  if (start != kZero) {
+    const auto before = starts.get<ffi::AnyBuffer>(0);
+    if (before.has_error() || before->element_type() != ffi::DataType::F32) return invalid("the sums begin with what is not f32");
+    if (x.continues && (x.c_bf16 || before->untyped_data() != x.c)) return invalid("the sums are not the result's");
+    if (!x.continues && (start != kBias || !IsF32(*before, x.n))) return invalid("the bias does not fit");
+    if (!x.continues) x.bias = static_cast<const float*>(before->untyped_data());
   }
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
@@ -208,17 +228,11 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   if (sizes.size() != 6 || (layouts.size() != 12 && !is_backward) || masks.size() != 3 || dropout.size() != 3 || numbers.size() != 3) {
     return invalid("an attribute has the wrong length");
   }
-  const auto number = [&](int i) {
-    const uint32_t bits = static_cast<uint32_t>(numbers[i]);
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-  };
   Attention x = {};
   x.batch = sizes[0], x.heads = sizes[1], x.kv_heads = sizes[2], x.queries = sizes[3], x.keys = sizes[4], x.width = sizes[5];
   x.is_causal = masks[0] != 0, x.window = masks[1];
-  x.scale = number(0), x.soft_cap = number(1);
-  x.dropout.is_on = dropout[0] != 0, x.dropout.scale = number(2);
+  x.scale = AsFloat(numbers[0]), x.soft_cap = AsFloat(numbers[1]);
+  x.dropout.is_on = dropout[0] != 0, x.dropout.scale = AsFloat(numbers[2]);
   x.dropout.threshold = static_cast<uint32_t>(dropout[1]), x.dropout.stream = static_cast<uint32_t>(dropout[2]);
   const size_t arrays = layouts.size() / 4, count = arrays + (masks[2] != 0) + x.dropout.is_on;
   if (operands.size() != count || results.size() != (is_backward ? 3 : 1)) return invalid("operands or results are missing");
@@ -373,6 +387,61 @@ ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBu
   });
 }
 
+// What is normalized, if both arrays are f32, x of rows and the scale of a row's width.
+std::optional<Norm> AsNorm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, int64_t subtracts_mean, int64_t eps) {
+  const int64_t width = scale.element_count();
+  if (!IsF32(x, x.element_count()) || !IsF32(scale, width) || x.dimensions().size() == 0 || width == 0 || x.dimensions().back() != width) {
+    return std::nullopt;
+  }
+  Norm norm = {static_cast<const float*>(x.untyped_data()), static_cast<int64_t>(x.element_count()) / width, width, subtracts_mean != 0};
+  norm.eps = AsFloat(eps), norm.scale = static_cast<const float*>(scale.untyped_data());
+  return norm;
+}
+
+ffi::Error CallNorm(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::RemainingArgs shifts, ffi::Result<ffi::AnyBuffer> result,
+                    int64_t subtracts_mean, int64_t eps) {
+  const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.norm: the arrays do not fit"); };
+  const std::optional<Norm> norm = AsNorm(x, scale, subtracts_mean, eps);
+  if (!norm || !IsFloat(*result) || result->element_count() != x.element_count() || shifts.size() > 1) return invalid();
+  NormForward of = {*norm, nullptr, result->untyped_data(), IsBf16(*result)};
+  if (shifts.size() == 1) {
+    const auto shift = shifts.get<ffi::AnyBuffer>(0);
+    if (shift.has_error() || !IsF32(*shift, norm->width)) return invalid();
+    of.shift = static_cast<const float*>(shift->untyped_data());
+  }
+  return OnAllThreads(pool, norm->Chunks(), "xtrain.norm", [of](std::atomic<int64_t>& next) { FindLoops().norm_forward(of, next); });
+}
+
+ffi::Error CallNormGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
+                             ffi::Result<ffi::AnyBuffer> dscale, ffi::RemainingRets dshifts, int64_t subtracts_mean, int64_t eps) {
+  const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.norm_grad: the arrays do not fit"); };
+  const std::optional<Norm> norm = AsNorm(x, scale, subtracts_mean, eps);
+  const int64_t elements = x.element_count();
+  if (!norm || !IsF32(dy, elements) || !IsF32(*dx, elements) || !IsF32(*dscale, norm->width) || dshifts.size() > 1) return invalid();
+  float* written[] = {static_cast<float*>(dscale->untyped_data()), nullptr};
+  if (dshifts.size() == 1) {
+    auto dshift = dshifts.get<ffi::AnyBuffer>(0);
+    if (dshift.has_error() || !IsF32(**dshift, norm->width)) return invalid();
+    written[1] = static_cast<float*>((**dshift).untyped_data());
+  }
+  NormBackward of = {*norm, static_cast<const float*>(dy.untyped_data()), static_cast<float*>(dx->untyped_data())};
+  std::optional<Loan> loan;
+  try {
+    of.sums = reinterpret_cast<float*>(loan.emplace(norm->Chunks() * 2 * norm->width).words());
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "xtrain.norm_grad: out of memory");
+  }
+  ffi::Error error = OnAllThreads(pool, norm->Chunks(), "xtrain.norm_grad", [of](std::atomic<int64_t>& next) { FindLoops().norm_backward(of, next); });
+  for (int which = 0; which < 2 && written[which] != nullptr; ++which) {
+    std::fill_n(written[which], norm->width, 0.0f);
+    for (int64_t chunk = 0; chunk < norm->Chunks(); ++chunk) {
+      const float* of_chunk = of.sums + (2 * chunk + which) * norm->width;
+      for (int64_t i = 0; i < norm->width; ++i) written[which][i] += of_chunk[i];
+    }
+  }
+  return error;
+}
+
 XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -381,6 +450,7 @@ XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                            .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Attr<int64_t>("kernel")
+                           .Attr<int64_t>("start")
                            .Attr<ffi::Span<const int64_t>>("sizes")
                            .Attr<ffi::Span<const int64_t>>("a_strides")
                            .Attr<ffi::Span<const int64_t>>("b_strides")
@@ -418,6 +488,28 @@ XLA_FFI_DEFINE_HANDLER(kCallLogitGradients, CallLogitGradients,
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>());
 
+XLA_FFI_DEFINE_HANDLER(kCallNorm, CallNorm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("subtracts_mean")
+                           .Attr<int64_t>("eps"));
+
+XLA_FFI_DEFINE_HANDLER(kCallNormGradients, CallNormGradients,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .RemainingRets()
+                           .Attr<int64_t>("subtracts_mean")
+                           .Attr<int64_t>("eps"));
+
 }  // namespace
 }  // namespace xtrain::kernels
 
@@ -427,9 +519,10 @@ extern "C" void xtrain_cpp_register_kernels() {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.1", xtrain::kernels::kCallMatmul) & add("xtrain.attention.1", xtrain::kernels::kCallAttention) &
+    return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.1", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
-           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients);
+           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.norm.1", xtrain::kernels::kCallNorm) &
+           add("xtrain.norm_grad.1", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }

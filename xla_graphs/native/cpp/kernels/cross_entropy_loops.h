@@ -81,9 +81,6 @@ inline void LogSums(const Logits& logits, float* log_sums, std::atomic<int64_t>&
   }
 }
 
-inline void Write(float value, float* to) { *to = value; }
-inline void Write(float value, uint16_t* to) { *to = static_cast<uint16_t>(Rounded(value) >> 16); }
-
 template <class T>
 inline void GradientRow(const float* __restrict x, int64_t classes, float log_sum, int32_t label, float loss_gradient, T* __restrict to) {
   if (loss_gradient == 0) {

@@ -71,8 +71,9 @@ struct Gemm {
     const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
     const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
     const Source a = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k};
-    plan.reads_rows = ReadsRows(a, x.a_bf16);
-    const bool shares_a = batches == 1 && !plan.reads_rows && all_a.Words() <= kSharedWords;
+    // Where k is odd, its last step is packed by each part: little enough if it is one of many.
+    const bool reads_rows = ReadsRows(a, x.a_bf16, words > 4 * plan.kc ? x.k / kPerWord : words);
+    const bool shares_a = batches == 1 && !reads_rows && all_a.Words() <= kSharedWords;
     const bool shares_b = batches == 1 && all_b.Words() <= kSharedWords;
     const int64_t wanted = CeilDiv(threads == 1 ? 1 : 2 * threads, batches);
     double least = 0;
@@ -82,10 +83,12 @@ struct Gemm {
       const bool packs_b = !shares_b || mt >= x.m;
       if (packs_b) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / plan.kc, K::kNr)));
       if (resumes) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / mt, K::kNr)));
+      // So many that no thread has one more than others, if it can be.
+      for (int more = 1; more < threads && batches * m_parts * n_parts % threads != 0; ++more) ++n_parts;
       n_parts = std::min(n_parts, n_most);
       const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
       const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
-      const double packed = (plan.reads_rows ? 0 : shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
+      const double packed = (reads_rows ? 0 : shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
       // Packing every row and column once takes about a tenth of a matmul. Fewer than wanted is worse than any packing.
       const int64_t parts = CeilDiv(x.m, mt) * CeilDiv(x.n, nt), rounds = CeilDiv(batches * parts, threads);
       const double idle = static_cast<double>(rounds * threads) / (batches * parts);
@@ -132,10 +135,10 @@ struct Gemm {
     }
   };
 
-  // Whether the kernel reads rows where they are. Those a multiple of 4 KB apart fall into the same lines of L1, which has 8 or 12
-  // ways for them.
-  static bool ReadsRows(const Source& s, bool is_bf16) {
-    const bool are_words = s.k_stride == 1 && is_bf16 == K::kPairs && (!K::kPairs || s.k_size % 2 == 0);
+  // Whether the kernel reads rows where they are, up to word `words`: a last pair of which there is half is packed. Rows a multiple
+  // of 4 KB apart fall into the same lines of L1, which has 8 or 12 ways for them.
+  static bool ReadsRows(const Source& s, bool is_bf16, int64_t words) {
+    const bool are_words = s.k_stride == 1 && is_bf16 == K::kPairs && words * kPerWord <= s.k_size;
     return K::kReadsRows && are_words && Pitch(s, is_bf16) % 4096 != 0;
   }
 
@@ -156,7 +159,7 @@ struct Gemm {
 
   // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
   static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
-    const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
+    const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16, k0 + words) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
     const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
     PackAs<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words);
     return left;
@@ -180,11 +183,18 @@ struct Gemm {
     }
   }
 
+  // A bias as the kernel stores its registers.
+  static void LoadBias(const float* bias, int columns, float* sums) {
+    for (int i = 0; i < K::kMr; ++i) {
+      for (int j = 0; j < columns; j += 16) std::memcpy(sums + K::SumAt(i, j), bias + j, std::min(16, columns - j) * sizeof(float));
+    }
+  }
+
   static void Work(const Matmul& x, const Plan& plan, Packed& packed, std::atomic<int64_t>& next) {
     static thread_local Scratch a_scratch, b_scratch, c_scratch;
     const int64_t words = CeilDiv(x.k, kPerWord);
     const int64_t m_panels = plan.mt / K::kMr, n_panels = plan.nt / K::kNr, block = plan.mc / K::kMr;
-    uint32_t* a = plan.a_pieces > 0 ? nullptr : a_scratch.Words((plan.reads_rows ? 1 : block) * K::A::PanelWords(plan.kc));
+    uint32_t* a = plan.a_pieces > 0 ? nullptr : a_scratch.Words(block * K::A::PanelWords(plan.kc));
     uint32_t* b = plan.b_pieces > 0 ? nullptr : b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
     const bool resumes = plan.kc < words;
@@ -213,6 +223,8 @@ struct Gemm {
       }
     }
     typename K::State state;
+    alignas(64) float biased[K::kMr * K::kNr] = {};
+    const float* const bias = x.bias == nullptr ? nullptr : biased;
     for (; claim < plan.Claims(); claim = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t part = claim - pieces;
       const int64_t of_m = part / plan.n_parts;
@@ -243,6 +255,7 @@ struct Gemm {
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
+            if (first && x.bias != nullptr) LoadBias(x.bias + n, columns, biased);
             for (int64_t k = 0; k == 0 || k < kc; k += K::kStep) {
               const bool begins = first && k == 0, ends = last && k + K::kStep >= kc;
               for (int64_t i = i0; i < i0 + panels; ++i) {
@@ -254,7 +267,7 @@ struct Gemm {
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, sums);
                 K::Tile(x, panel, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
-                        begins && !x.continues ? nullptr : sums, ends ? nullptr : sums, at, rows, columns);
+                        begins && !x.continues ? bias : sums, ends ? nullptr : sums, at, rows, columns);
               }
             }
           }

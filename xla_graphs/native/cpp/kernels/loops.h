@@ -4,6 +4,7 @@
 #define XTRAIN_CPP_KERNELS_LOOPS_H_
 
 #include "cross_entropy.h"
+#include "norm.h"
 #include "one_pass.h"
 
 namespace xtrain::kernels {
@@ -12,6 +13,8 @@ struct Loops {
   PassWork one_pass;
   LogSumsWork log_sums;
   LogitGradientsWork logit_gradients;
+  NormForwardWork norm_forward;
+  NormBackwardWork norm_backward;
 };
 
 extern const Loops kLoopsBaseline, kLoopsAvx2, kLoopsAvx512;

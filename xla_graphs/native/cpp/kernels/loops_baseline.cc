@@ -1,9 +1,10 @@
 #include "cross_entropy_loops.h"
 #include "loops.h"
+#include "norm_loops.h"
 #include "one_pass_loops.h"
 
 namespace xtrain::kernels {
 
-const Loops kLoopsBaseline = {Work, LogSums, Gradients};
+const Loops kLoopsBaseline = {Work, LogSums, Gradients, ForwardNorm, BackwardNorm};
 
 }  // namespace xtrain::kernels

@@ -28,6 +28,8 @@ struct Matmul {
   int64_t c_strides[4];  // p, q, m, n
   // The sums begin with what C holds, f32, instead of 0: as if its terms stood before those of A and B along k.
   bool continues;
+  // Or with this, f32[n], in every row, if it is not null.
+  const float* bias = nullptr;
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
@@ -42,7 +44,6 @@ struct Plan {
   // one that each part packs for itself.
   int64_t a_pieces, b_pieces;
   int64_t a_words, b_words;  // of the packed operands, 4 bytes each
-  bool reads_rows;  // A's, where they are
 
   // What there is to claim: pieces, then parts.
   int64_t Claims() const { return a_pieces + b_pieces + parts; }

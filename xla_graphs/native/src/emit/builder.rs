@@ -227,6 +227,10 @@ impl Emitter<'_> {
                 let call = kernels::cross_entropy(*part, &self.node.shape, &shapes);
                 self.instruction(&call, &values)?
             }
+            Op::KernelNorm(norm) => {
+                let (values, shapes) = self.operands();
+                self.instruction(&kernels::norm(norm, &shapes), &values)?
+            }
             Op::Composite(never) => match *never {},
         })
     }
@@ -368,13 +372,9 @@ fn part(
     index: usize,
     shape: &Shape,
 ) -> Result<HloInstructionProto, String> {
-    let all = match call {
-        Op::OnePass(pass) => Some(pass.result_shapes()),
-        Op::KernelAttention(attention) if attention.is_backward() => {
-            Some(attention.result_shapes())
-        }
-        _ => results(call, operands),
-    };
+    let own = call.call_results();
+    let is_own = own.is_some();
+    let all = own.or_else(|| results(call, operands));
     let all = all.ok_or_else(|| format!("`{}` has no parts", call.name()))?;
     if all.get(index) != Some(shape) {
         let found = all
@@ -385,9 +385,10 @@ fn part(
             call.name()
         ));
     }
-    let laid_out = match call {
-        Op::OnePass(_) | Op::KernelAttention(_) => shape_proto(shape, &row_major(shape.rank())),
-        _ => cudnn::result(shape),
+    let laid_out = if is_own {
+        shape_proto(shape, &row_major(shape.rank()))
+    } else {
+        cudnn::result(shape)
     };
     Ok(HloInstructionProto {
         opcode: "get-tuple-element".into(),

@@ -2,53 +2,83 @@
 //! that `native/cpp/kernels/calls.cc` registers.
 
 use super::shapes::{row_major, shape_proto, tuple};
-use crate::proto::xla::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing};
+use crate::proto::xla::{
+    CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing, ShapeProto,
+};
 use xtrain_graphs::Shape;
 use xtrain_graphs::op::{
-    Binary, KernelAttention, KernelCrossEntropy, KernelMatmul, OnePass, PassForm, Step, Unary,
+    Binary, KernelAttention, KernelCrossEntropy, KernelMatmul, KernelNorm, KernelNormPart,
+    MatmulStart, NormKind, OnePass, PassForm, Step, Unary,
 };
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
-const MATMUL: &str = "xtrain.matmul.1";
+const MATMUL: &str = "xtrain.matmul.2";
 const ATTENTION: &str = "xtrain.attention.1";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
 const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";
+const NORM: &str = "xtrain.norm.1";
+const NORM_GRAD: &str = "xtrain.norm_grad.1";
+
+fn dense(shape: &Shape) -> ShapeProto {
+    shape_proto(shape, &row_major(shape.rank()))
+}
+
+/// What a call gives; `is_tuple`: it has several results.
+fn results(shapes: &[Shape], is_tuple: bool) -> ShapeProto {
+    if is_tuple {
+        tuple(shapes.iter().map(dense).collect())
+    } else {
+        dense(&shapes[0])
+    }
+}
+
+/// What all calls have in common.
+fn call_of(
+    target: &str,
+    shape: ShapeProto,
+    operands: &[&Shape],
+    config: String,
+) -> HloInstructionProto {
+    HloInstructionProto {
+        opcode: "custom-call".into(),
+        shape: Some(shape),
+        custom_call_target: target.into(),
+        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
+        backend_config: config.into_bytes(),
+        // Or layout assignment could turn what the kernel reads.
+        constrain_layout: true,
+        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
+        ..Default::default()
+    }
+}
 
 /// The instruction of a matmul, complete but for its id, name, operands and metadata.
 pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstructionProto {
-    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
-    let sums = call.continues.then(|| OutputOperandAliasing {
+    let continues = call.start == MatmulStart::Result;
+    let sums = continues.then(|| OutputOperandAliasing {
         operand_index: 2,
         ..Default::default()
     });
     let sums = sums.into_iter();
     let config = format!(
-        "{{kernel = {} : i64, sizes = {}, a_strides = {}, b_strides = {}, c_strides = {}}}",
+        "{{kernel = {} : i64, start = {} : i64, sizes = {}, a_strides = {}, b_strides = {}, c_strides = {}}}",
         call.kernel.number(),
+        call.start.number(),
         array(&call.sizes),
         array(&call.a_strides),
         array(&call.b_strides),
         array(&call.c_strides),
     );
     HloInstructionProto {
-        opcode: "custom-call".into(),
-        shape: Some(dense(&call.shape)),
-        custom_call_target: MATMUL.into(),
-        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
-        backend_config: config.into_bytes(),
-        // Or layout assignment could turn what the kernel reads.
-        constrain_layout: true,
-        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
         output_operand_aliasing: sums.collect(),
-        ..Default::default()
+        ..call_of(MATMUL, dense(&call.shape), operands, config)
     }
 }
 
 /// The instruction of an attention or of its gradients, complete but for its id, name, operands and
 /// metadata.
 pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstructionProto {
-    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
     let bits = |value: f64| (value as f32).to_bits();
     let layouts = call.operands.iter().flat_map(|layout| {
         let [b, h, t] = layout.strides;
@@ -72,21 +102,12 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
             bits(of.dropout.map_or(1.0, |rate| 1.0 / (1.0 - rate.get()))),
         ]),
     );
-    let results: Vec<_> = call.result_shapes().iter().map(dense).collect();
-    HloInstructionProto {
-        opcode: "custom-call".into(),
-        shape: Some(if call.is_backward() {
-            tuple(results)
-        } else {
-            dense(&call.result_shapes()[0])
-        }),
-        custom_call_target: ATTENTION.into(),
-        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
-        backend_config: config.into_bytes(),
-        constrain_layout: true,
-        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
-        ..Default::default()
-    }
+    call_of(
+        ATTENTION,
+        results(&call.result_shapes(), call.is_backward()),
+        operands,
+        config,
+    )
 }
 
 /// The instruction of a part of cross-entropy, complete but for its id, name, operands and metadata.
@@ -95,28 +116,36 @@ pub(super) fn cross_entropy(
     result: &Shape,
     operands: &[&Shape],
 ) -> HloInstructionProto {
-    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
-    HloInstructionProto {
-        opcode: "custom-call".into(),
-        shape: Some(dense(result)),
-        custom_call_target: match part {
-            KernelCrossEntropy::LogSumExp => LOG_SUM_EXP.into(),
-            KernelCrossEntropy::Gradient(_) => CROSS_ENTROPY_GRAD.into(),
-        },
-        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
-        constrain_layout: true,
-        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
-        ..Default::default()
-    }
+    let target = match part {
+        KernelCrossEntropy::LogSumExp => LOG_SUM_EXP,
+        KernelCrossEntropy::Gradient(_) => CROSS_ENTROPY_GRAD,
+    };
+    call_of(target, dense(result), operands, String::new())
+}
+
+/// The instruction of a normalization or of its gradients, complete but for its id, name, operands
+/// and metadata.
+pub(super) fn norm(call: &KernelNorm, operands: &[&Shape]) -> HloInstructionProto {
+    let is_backward = call.part == KernelNormPart::Backward;
+    let config = format!(
+        "{{subtracts_mean = {} : i64, eps = {} : i64}}",
+        i64::from(call.of.kind == NormKind::Layer),
+        (call.of.eps.get() as f32).to_bits(),
+    );
+    call_of(
+        if is_backward { NORM_GRAD } else { NORM },
+        results(&call.result_shapes(), is_backward),
+        operands,
+        config,
+    )
 }
 
 /// The instruction of a pass, complete but for its id, name, operands and metadata.
 /// An operation that a call cannot compute is named.
 pub(super) fn one_pass(pass: &OnePass, operands: &[&Shape]) -> Result<HloInstructionProto, String> {
-    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
     let steps = pass.steps.iter().map(step);
     let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
-    let results = pass.results.iter().flat_map(|result| {
+    let of_results = pass.results.iter().flat_map(|result| {
         let is_sum = result.form == PassForm::Sum;
         [i64::from(result.value), i64::from(is_sum)]
     });
@@ -129,22 +158,20 @@ pub(super) fn one_pass(pass: &OnePass, operands: &[&Shape]) -> Result<HloInstruc
             }),
             _ => None,
         });
+    let config = format!(
+        "{{elements = {} : i64, steps = {}, results = {}}}",
+        pass.dims.iter().product::<usize>(),
+        array(&steps),
+        array(&of_results.collect::<Vec<i64>>()),
+    );
     Ok(HloInstructionProto {
-        opcode: "custom-call".into(),
-        shape: Some(tuple(pass.result_shapes().iter().map(dense).collect())),
-        custom_call_target: ONE_PASS.into(),
-        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
-        backend_config: format!(
-            "{{elements = {} : i64, steps = {}, results = {}}}",
-            pass.dims.iter().product::<usize>(),
-            array(&steps),
-            array(&results.collect::<Vec<i64>>()),
-        )
-        .into_bytes(),
-        constrain_layout: true,
-        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
         output_operand_aliasing: replaced.collect(),
-        ..Default::default()
+        ..call_of(
+            ONE_PASS,
+            results(&pass.result_shapes(), true),
+            operands,
+            config,
+        )
     })
 }
 

@@ -134,6 +134,13 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
       std::memcpy(&c[at * 4], &before[at], 4);
     });
   }
+  std::vector<float> bias(x.n);
+  const bool is_biased = !x.continues && number % 3 == 0;
+  if (is_biased) {
+    for (float& value : bias) value = normal(random);
+    x.bias = bias.data();
+    each_of_c([&](int64_t, int64_t, int64_t, int64_t n, int64_t at) { before[at] = bias[n]; });
+  }
   std::vector<char> again = c, in_two = c;
   x.a = a.bytes.data(), x.b = b.bytes.data(), x.c = c.data();
   const int threads = static_cast<int>(up_to(8)), others = 1 + threads % 8;
@@ -176,7 +183,7 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
     Run(kernel, part, threads);
     part.a = static_cast<const char*>(x.a) + half * x.a_strides[3] * (x.a_bf16 ? 2 : 4);
     part.b = static_cast<const char*>(x.b) + half * x.b_strides[2] * (x.b_bf16 ? 2 : 4);
-    part.k = x.k - half, part.continues = true;
+    part.k = x.k - half, part.continues = true, part.bias = nullptr;
     Run(kernel, part, others);
     if (c != in_two) {
       std::printf("%s: case %d, other bits in two calls\n", named.name, number);
@@ -493,6 +500,16 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
 }
 
 // Cross-entropy against f64, and the same bits of all loops and numbers of threads.
+// `work`, which claims parts, on 1 to 8 threads.
+template <class Work>
+void OnSome(std::mt19937& random, Work work) {
+  std::atomic<int64_t> next{0};
+  std::vector<std::thread> crew;
+  for (int i = random() % 8; i > 0; --i) crew.emplace_back([&] { work(next); });
+  work(next);
+  for (std::thread& thread : crew) thread.join();
+}
+
 bool TestCrossEntropy(std::mt19937& random) {
   std::normal_distribution<float> normal(0, 4);
   const int64_t rows = 1 + random() % 70, classes = 1 + random() % (random() % 2 != 0 ? 100 : 9000);
@@ -516,13 +533,7 @@ bool TestCrossEntropy(std::mt19937& random) {
   for (const Loops* loops : AllLoops()) {
     std::vector<float> sums(rows), wide(rows * classes);
     std::vector<uint16_t> narrow(rows * classes);
-    const auto run = [&](auto work) {
-      std::atomic<int64_t> next{0};
-      std::vector<std::thread> crew;
-      for (int i = random() % 8; i > 0; --i) crew.emplace_back([&] { work(next); });
-      work(next);
-      for (std::thread& thread : crew) thread.join();
-    };
+    const auto run = [&](auto work) { OnSome(random, work); };
     run([&](std::atomic<int64_t>& next) { loops->log_sums(logits, sums.data(), next); });
     for (const bool is_bf16 : {false, true}) {
       void* result = is_bf16 ? static_cast<void*>(narrow.data()) : wide.data();
@@ -560,6 +571,78 @@ bool TestCrossEntropy(std::mt19937& random) {
   return ok;
 }
 
+bool TestNorm(std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  const int64_t rows = 1 + random() % (random() % 4 == 0 ? 1500 : 70), width = 1 + random() % (random() % 2 != 0 ? 100 : 3000);
+  const bool subtracts_mean = random() % 2 != 0, has_shift = random() % 2 != 0;
+  const float offset = random() % 4 == 0 ? 100 : 0;
+  std::vector<float> x(rows * width), dy(rows * width), scale(width), shift(width);
+  for (float& value : x) value = normal(random) + offset;
+  for (std::vector<float>* array : {&dy, &scale, &shift}) {
+    for (float& value : *array) value = normal(random);
+  }
+  // A row without variance, and, last, one without a number.
+  if (random() % 4 == 0) std::fill_n(x.data(), width, 3.0f);
+  const bool has_nan = random() % 8 == 0;
+  if (has_nan) x[(rows - 1) * width + random() % width] = random() % 2 != 0 ? NAN : INFINITY;
+  const Norm norm = {x.data(), rows, width, subtracts_mean, 1e-5f, scale.data()};
+  std::vector<float> first;
+  bool ok = true;
+  for (const Loops* loops : AllLoops()) {
+    std::vector<float> wide(rows * width), dx(rows * width), sums(norm.Chunks() * 2 * width);
+    std::vector<uint16_t> narrow(rows * width);
+    for (const bool is_bf16 : {false, true}) {
+      const NormForward of = {norm, has_shift ? shift.data() : nullptr, is_bf16 ? static_cast<void*>(narrow.data()) : wide.data(), is_bf16};
+      OnSome(random, [&](std::atomic<int64_t>& next) { loops->norm_forward(of, next); });
+    }
+    const NormBackward of = {norm, dy.data(), dx.data(), sums.data()};
+    OnSome(random, [&](std::atomic<int64_t>& next) { loops->norm_backward(of, next); });
+    std::vector<double> dscale(width), dshift(width), sizes(width);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float *here = x.data() + row * width, *of_row = dy.data() + row * width;
+      double mean = 0, variance = 0, of_g = 0, of_products = 0, largest = 0;
+      for (int64_t i = 0; subtracts_mean && i < width; ++i) mean += static_cast<double>(here[i]) / width;
+      for (int64_t i = 0; i < width; ++i) variance += (here[i] - mean) * (here[i] - mean) / width;
+      const double rstd = 1 / std::sqrt(variance + 1e-5);
+      const auto xhat = [&](int64_t i) { return (here[i] - mean) * rstd; };
+      for (int64_t i = 0; i < width; ++i) {
+        const double g = static_cast<double>(of_row[i]) * scale[i];
+        if (subtracts_mean) of_g += g / width;
+        of_products += g * xhat(i) / width, largest = std::max(largest, std::abs(g));
+        dscale[i] += of_row[i] * xhat(i), dshift[i] += of_row[i], sizes[i] += std::abs(of_row[i]) * (1 + std::abs(xhat(i)));
+      }
+      // What rounding of x's own size leaves of its distance from the mean.
+      const double noise = 1e-6 * (1 + std::abs(mean) * rstd);
+      for (int64_t i = 0; i < width && ok; ++i) {
+        const double y = xhat(i) * scale[i] + (has_shift ? shift[i] : 0);
+        const double want = (of_row[i] * scale[i] - of_g - xhat(i) * of_products) * rstd;
+        const float got = wide[row * width + i], got_dx = dx[row * width + i];
+        const uint32_t bits = narrow[row * width + i] << 16;
+        float rounded;
+        std::memcpy(&rounded, &bits, 4);
+        const double room = 1 + std::abs(xhat(i));
+        const bool near = std::isnan(rstd * mean * 0 + variance * 0)
+                              ? std::isnan(got_dx)
+                              : std::abs(got - y) <= noise * 4 * (std::abs(scale[i]) * room + 1) && std::abs(rounded - got) <= std::abs(got) / 256 &&
+                                    std::abs(got_dx - want) <= noise * 8 * rstd * (largest + 1) * room * room;
+        if (!near) std::printf("norm of row %ld, column %ld of %ld: %g, not %g, gradient %g, not %g\n", long(row), long(i), long(width), got, y, got_dx, want), ok = false;
+      }
+    }
+    for (int64_t i = 0; i < width && ok && !has_nan; ++i) {
+      double of_scale = 0, of_shift = 0;
+      for (int64_t chunk = 0; chunk < norm.Chunks(); ++chunk) of_scale += sums[2 * chunk * width + i], of_shift += sums[(2 * chunk + 1) * width + i];
+      const double bound = sizes[i] * 4e-6 * (1 + offset);
+      const bool near = std::abs(of_scale - dscale[i]) <= bound && std::abs(of_shift - dshift[i]) <= bound;
+      if (!near) std::printf("norm, column %ld: %g, not %g, and %g, not %g\n", long(i), of_scale, dscale[i], of_shift, dshift[i]), ok = false;
+    }
+    std::vector<float> all = wide;
+    all.insert(all.end(), dx.begin(), dx.end()), all.insert(all.end(), sums.begin(), sums.end());
+    if (first.empty()) first = all;
+    if (std::memcmp(first.data(), all.data(), all.size() * 4) != 0) std::printf("norm: other bits\n"), ok = false;
+  }
+  return ok;
+}
+
 int Test(int cases, int side) {
   std::mt19937 random(19);
   std::vector<std::pair<Named, const Implementation*>> kernels;
@@ -574,7 +657,7 @@ int Test(int cases, int side) {
       if (!TestOne(named, *kernel, random, number, side)) ++failed;
       if (kernel->attention.plan != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
-    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random)) ++failed;
+    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random) || !TestNorm(random)) ++failed;
   }
   for (const auto& [named, kernel] : kernels) std::printf("%s\n", named.name);
   std::printf("%d cases, %d failed\n", cases, failed);
@@ -656,6 +739,25 @@ int Bench(int threads) {
     FindLoops().logit_gradients(of, after);
     std::printf("cross-entropy of %ld x %ld on one thread: sums %.1f GB/s, gradients %.1f GB/s\n", long(rows), long(classes),
                 4e-9 * rows * classes / (middle - begin), 6e-9 * rows * classes / (ProcessorTime() - middle));
+  }
+  for (const auto& [count, width] : {std::pair<int64_t, int64_t>{2048, 384}, {512, 768}, {2048, 4096}}) {
+    std::vector<float> of_rows(count * width, 0.5f), dy(count * width, 0.25f), dx(count * width), scale(width, 1.0f);
+    std::vector<uint16_t> y(count * width);
+    const Norm norm = {of_rows.data(), count, width, true, 1e-5f, scale.data()};
+    std::vector<float> sums_of_chunks(norm.Chunks() * 2 * width);
+    const NormForward forward = {norm, scale.data(), y.data(), true};
+    const NormBackward backward = {norm, dy.data(), dx.data(), sums_of_chunks.data()};
+    double least[2] = {1, 1};
+    for (int i = 0; i < 10; ++i) {
+      std::atomic<int64_t> next{0}, after{0};
+      const double begin = ProcessorTime();
+      FindLoops().norm_forward(forward, next);
+      const double middle = ProcessorTime();
+      FindLoops().norm_backward(backward, after);
+      least[0] = std::min(least[0], middle - begin), least[1] = std::min(least[1], ProcessorTime() - middle);
+    }
+    std::printf("norm of %ld x %ld on one thread: forward %.1f GB/s, backward %.1f GB/s\n", long(count), long(width), 6e-9 * count * width / least[0],
+                12e-9 * count * width / least[1]);
   }
   return 0;
 }

@@ -4,7 +4,10 @@
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
-use xtrain_graphs::op::{Attention, Comparison, CpuKernel, DotDims, F64, KernelCrossEntropy, Op};
+use xtrain_graphs::op::{
+    Attention, Comparison, CpuKernel, DotDims, F64, KernelCrossEntropy, KernelNormPart,
+    MatmulStart, Op,
+};
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
 /// Those of this processor; `None` if it has none.
@@ -288,6 +291,120 @@ fn cross_entropy_by_calls_is_cross_entropy() {
     }
 }
 
+/// Normalizations and their gradients by calls are those of the operations, of rows that no vector
+/// divides; where only matmuls in bf16 read the result, the call writes it in bf16.
+#[test]
+fn norms_by_calls_are_norms() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        norm: true,
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(31);
+    for (dims, is_layer) in [
+        ([1, 300, 384], true),
+        ([2, 333, 129], true),
+        ([3, 1024, 16], false),
+        ([1, 5, 5000], false),
+    ] {
+        let [rows, width] = [dims[0] * dims[1], dims[2]];
+        for dtype in [DType::F32, DType::BF16] {
+            let arguments = [
+                values(&mut rng, DType::F32, &dims),
+                values(&mut rng, DType::F32, &[width]),
+                values(&mut rng, DType::F32, &[width]),
+                values(&mut rng, dtype, &[width, 8]),
+            ];
+            let inputs = if is_layer { 3 } else { 2 };
+            let graph = trace(&arguments, |_, x| {
+                let normed = if is_layer {
+                    x[0].layer_norm(&x[1], &x[2], 1e-5)?
+                } else {
+                    x[0].rms_norm(&x[1], 1e-6)?
+                };
+                let low = normed.convert(dtype)?.reshape(&[rows, width])?;
+                let out = low.matmul(&x[3])?.convert(DType::F32)?;
+                let mut results = backward(&out.mul(&out)?.sum_all()?, &x[..inputs])?;
+                results.push(out);
+                Ok(results)
+            })
+            .unwrap();
+            let lowered = passes::lower(&graph, target).unwrap();
+            lowered.check().unwrap();
+            let parts: Vec<KernelNormPart> = (lowered.nodes.iter())
+                .filter_map(|node| match &node.op {
+                    Op::KernelNorm(call) => Some(call.part),
+                    _ => None,
+                })
+                .collect();
+            let forward = KernelNormPart::Forward(dtype);
+            assert_eq!(parts, [forward, KernelNormPart::Backward]);
+            let got = compile_for(&graph, target).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            for (got, want) in got.iter().zip(&want) {
+                let (got, want) = (got.numbers(), want.numbers());
+                let largest = want.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                // bf16 rounds what comes out of the matmul, and its gradient.
+                let tolerance = if dtype == DType::BF16 { 2e-2 } else { 1e-5 };
+                let tolerance = tolerance * largest;
+                assert_close(&got, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// A linear layer is one call, and gives what is wanted of it: bf16 where its sum with the bias is
+/// rounded, f32 where something else reads that too.
+#[test]
+fn a_bias_is_what_the_sums_begin_with() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(35);
+    for (dtype, is_read_twice) in [
+        (DType::F32, false),
+        (DType::BF16, false),
+        (DType::BF16, true),
+    ] {
+        if dtype == DType::BF16 && kernels.bf16.is_none() {
+            continue;
+        }
+        let arguments = [
+            values(&mut rng, dtype, &[3, 67, 70]),
+            values(&mut rng, dtype, &[70, 190]),
+            values(&mut rng, DType::F32, &[190]),
+        ];
+        let graph = trace(&arguments, |_, x| {
+            let dims = DotDims {
+                lhs_contracting: vec![2],
+                rhs_contracting: vec![0],
+                ..DotDims::default()
+            };
+            // As `autocast` leaves it.
+            let product = x[0].dot_general(&x[1], dims, dtype)?;
+            let wide = product.convert(DType::F32)?.add(&x[2])?;
+            let low = wide.convert(dtype)?.convert(DType::F32)?;
+            Ok(if is_read_twice {
+                vec![low, wide]
+            } else {
+                vec![low]
+            })
+        })
+        .unwrap();
+        let calls = calls(&graph, kernels);
+        let [Op::KernelMatmul(call)] = &calls[..] else {
+            panic!("{calls:?}");
+        };
+        let given = if is_read_twice { DType::F32 } else { dtype };
+        assert_eq!((call.start, call.shape.dtype), (MatmulStart::Bias, given));
+        let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+        let want = compile_for(&graph, Target::CPU).run(&arguments);
+        let tolerance = if dtype == DType::BF16 { 1e-2 } else { 1e-5 };
+        for (got, want) in got.iter().zip(&want) {
+            assert_close(&got.numbers(), &want.numbers(), tolerance);
+        }
+    }
+}
+
 /// Lion's moment and its weight share no value but the gradient and the moment that they read: one
 /// call for each parameter.
 #[test]
@@ -529,11 +646,12 @@ fn the_sum_of_matmuls_is_one_array() {
     for turn in [&turned as &dyn Fn(Tensor) -> _, &Ok] {
         let graph = trace(&arguments, |_, x| Ok(vec![sum(x, turn)?])).unwrap();
         let calls = calls(&graph, kernels);
-        let continues = calls.iter().map(|op| match op {
-            Op::KernelMatmul(call) => call.continues,
+        let starts = calls.iter().map(|op| match op {
+            Op::KernelMatmul(call) => call.start,
             _ => panic!("{calls:?}"),
         });
-        assert_eq!(continues.collect::<Vec<bool>>(), [false, true]);
+        let wanted = [MatmulStart::Zero, MatmulStart::Result];
+        assert_eq!(starts.collect::<Vec<MatmulStart>>(), wanted);
         let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
         let want = compile_for(&graph, Target::CPU).run(&arguments);
         assert_close(&got[0].numbers(), &want[0].numbers(), 1e-4);

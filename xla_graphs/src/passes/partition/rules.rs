@@ -7,7 +7,9 @@ use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
-use crate::op::{AttentionOperand, Binary, Comparison, Composite, DotDims, Op, Reduction, Unary};
+use crate::op::{
+    AttentionOperand, Binary, Comparison, Composite, DotDims, NormOperand, Op, Reduction, Unary,
+};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -104,14 +106,9 @@ impl Partitioner<'_> {
             Op::Composite(Composite::CrossEntropyGrad { ignore }) => {
                 self.cross_entropy_grad(*ignore, operands, shapes)?
             }
-            Op::Composite(
-                Composite::LayerNorm { .. }
-                | Composite::LayerNormGrad { .. }
-                | Composite::LayerNormScaleGrad { .. }
-                | Composite::RmsNorm { .. }
-                | Composite::RmsNormGrad { .. }
-                | Composite::RmsNormScaleGrad { .. },
-            ) => self.norm(op, operands, shapes)?,
+            Op::Composite(Composite::Norm(_) | Composite::NormGrad { .. }) => {
+                self.norm(op, operands, shapes)?
+            }
             _ => None,
         };
         match divided {
@@ -520,9 +517,10 @@ impl Partitioner<'_> {
         });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
-            Op::Composite(
-                Composite::LayerNormScaleGrad { .. } | Composite::RmsNormScaleGrad { .. },
-            ) => partial(local),
+            Op::Composite(Composite::NormGrad {
+                operand: NormOperand::Scale | NormOperand::Shift,
+                ..
+            }) => partial(local),
             _ => sharded(local, found),
         })
     }
