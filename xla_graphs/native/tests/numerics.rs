@@ -6,6 +6,8 @@
 mod elementwise;
 #[path = "numerics/kernels.rs"]
 mod kernels;
+#[path = "numerics/loops.rs"]
+mod loops;
 #[path = "numerics/nn.rs"]
 mod nn;
 #[path = "numerics/optim.rs"]
