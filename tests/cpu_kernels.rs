@@ -156,7 +156,7 @@ fn a_profile_names_the_parts_of_a_step() {
     }
     let attention = matches!(Library::open().unwrap().cpu_target(), Target::Cpu(kernels)
         if kernels.f32.is_some_and(|kernel| kernel.has_attention()));
-    let by_call = time(&|_, kind| kind == "xtrain.attention.1");
+    let by_call = time(&|_, kind| kind == "xtrain.attention.2");
     assert_eq!(by_call > 0.0, attention, "{parts:?}");
     let eager = bench("--attn_implementation eager --profile");
     assert!(!eager["profile"].to_string().contains("xtrain.attention"));

@@ -317,10 +317,11 @@ impl KernelMatmul {
     }
 }
 
-/// Attention as one call of the CPU plugin's: forward with operands q, k, v, backward with dy besides;
-/// behind them the key mask (`pred[B, S]`) and the key of the dropout (`u32[2]` or `u32[3]`), if the
-/// attention has them. Gives `[B, T, H, D]`, backward the gradients of q, k and v in that order of
-/// dimensions.
+/// Attention as one call of the CPU plugin's: forward with operands q, k, v, backward with dy and both
+/// results of forward besides; behind them the key mask (`pred[B, S]`) and the key of the dropout
+/// (`u32[2]` or `u32[3]`), if the attention has them. Gives `[B, T, H, D]` and of each query the highest
+/// score and what divides its exponentials (`f32[2, B, H, T]`, as `native/cpp/kernels/attention.h` has
+/// them), backward the gradients of q, k and v.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KernelAttention {
     /// The kernel of its two matmuls.
@@ -335,7 +336,7 @@ pub struct KernelAttention {
     pub sizes: [usize; 6],
     /// Of all arrays: f32 or bf16.
     pub dtype: DType,
-    /// Of q, k, v and dy: where `[B, H, T, D]` lies in the operand.
+    /// Of q, k, v, and backward dy and the output: where `[B, H, T, D]` lies in the operand.
     pub operands: Vec<HeadLayout>,
 }
 
@@ -360,19 +361,25 @@ impl HeadLayout {
 
 impl KernelAttention {
     /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "attention-1";
+    pub const NAME: &'static str = "attention-2";
 
     /// Whether it computes the gradients.
     pub fn is_backward(&self) -> bool {
         self.operands.len() > 3
     }
 
-    /// The shapes of the results: of a call with several, its parts'.
+    /// The shape of what forward leaves for backward.
+    pub(crate) fn statistics(&self) -> Shape {
+        let [b, h, _, t, ..] = self.sizes;
+        Shape::new(DType::F32, [2, b, h, t])
+    }
+
+    /// The shapes of the results.
     pub fn result_shapes(&self) -> Vec<Shape> {
         let [b, h, kv_heads, t, s, d] = self.sizes;
         let of_q = Shape::new(self.dtype, [b, t, h, d]);
         if !self.is_backward() {
-            return vec![of_q];
+            return vec![of_q, self.statistics()];
         }
         let of_kv = Shape::new(self.dtype, [b, s, kv_heads, d]);
         vec![of_q, of_kv.clone(), of_kv]
@@ -851,7 +858,7 @@ impl<C: Composites> Op<C> {
     pub fn call_results(&self) -> Option<Vec<Shape>> {
         match self {
             Op::OnePass(pass) => Some(pass.result_shapes()),
-            Op::KernelAttention(call) if call.is_backward() => Some(call.result_shapes()),
+            Op::KernelAttention(call) => Some(call.result_shapes()),
             Op::KernelNorm(call) if call.part == KernelNormPart::Backward => {
                 Some(call.result_shapes())
             }

@@ -95,17 +95,20 @@ fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
     (base, layout)
 }
 
-/// Records a call; its results are `[B, T, H, D]`.
+/// Records a call over `operands`, the attention's, and backward over dy, forward's output
+/// (`[B, H, T, D]`) and its statistics.
 fn call(
     attention: &Attention,
     kernel: CpuKernel,
     operands: &[Tensor],
-    dy: Option<&Tensor>,
+    backward: Option<[&Tensor; 3]>,
     mask: &MaskSource,
 ) -> Result<Tensor> {
     let (q, k) = (operands[0].dims(), operands[1].dims());
-    let arrays = operands[..3].iter().chain(dy).map(strided);
+    let more = backward.iter().flat_map(|[dy, out, _]| [*dy, *out]);
+    let arrays = operands[..3].iter().chain(more).map(strided);
     let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
+    all.extend(backward.map(|[.., statistics]| statistics.clone()));
     if attention.key_mask {
         all.push(operands[3].clone());
     }
@@ -136,11 +139,12 @@ pub(crate) fn expand(
     operands: &[Tensor],
     mask: &MaskSource,
 ) -> Result<Tensor> {
-    call(attention, kernel, operands, None, mask)?.transpose(&TURN)
+    let call = call(attention, kernel, operands, None, mask)?;
+    call_result(&call, 0)?.transpose(&TURN)
 }
 
-/// `operands`: the attention's and then the gradient of its result. Recorded for each of them, the
-/// call is one.
+/// `operands`: the attention's and then the gradient of its result. Both calls are recorded for each
+/// of them, and are one each.
 pub(crate) fn expand_grad(
     attention: &Attention,
     kernel: CpuKernel,
@@ -149,7 +153,10 @@ pub(crate) fn expand_grad(
     mask: &MaskSource,
 ) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let call = call(attention, kernel, operands, Some(dy), mask)?;
+    let forward = call(attention, kernel, operands, None, mask)?;
+    let out = call_result(&forward, 0)?.transpose(&TURN)?;
+    let left = [dy, &out, &call_result(&forward, 1)?];
+    let call = call(attention, kernel, operands, Some(left), mask)?;
     call_result(&call, operand as usize)?.transpose(&TURN)
 }
 
@@ -158,14 +165,16 @@ pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
     let [b, h, kv_heads, t, s, d] = call.sizes;
     let is_dropping = call.of.dropout.is_some();
     let arrays = call.operands.len();
-    let count = arrays + usize::from(call.of.key_mask) + usize::from(is_dropping);
-    if !matches!(arrays, 3 | 4) || operands.len() != count {
+    let behind = arrays + usize::from(call.is_backward());
+    let count = behind + usize::from(call.of.key_mask) + usize::from(is_dropping);
+    if !matches!(arrays, 3 | 5) || operands.len() != count {
         return Err(format!("takes {count} operands, got {}", operands.len()));
     }
     if kv_heads == 0 || !h.is_multiple_of(kv_heads) || [b, t, s, d].contains(&0) {
         return Err(format!("has no heads of sizes {:?}", call.sizes));
     }
-    let dims = [[b, h, t], [b, kv_heads, s], [b, kv_heads, s], [b, h, t]];
+    let (of_q, of_kv) = ([b, h, t], [b, kv_heads, s]);
+    let dims = [of_q, of_kv, of_kv, of_q, of_q];
     for ((layout, dims), operand) in call.operands.iter().zip(dims).zip(operands) {
         let last: usize = (dims.iter().zip(layout.strides))
             .map(|(&size, stride)| (size - 1) * stride)
@@ -174,8 +183,12 @@ pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
             return Err(format!("{operand} does not hold {dims:?} heads of {d}"));
         }
     }
+    if call.is_backward() {
+        let dims = call.statistics().dims;
+        expect("the statistics", operands[arrays], DType::F32, &dims)?;
+    }
     if call.of.key_mask {
-        expect("the key mask", operands[arrays], DType::Pred, &[b, s])?;
+        expect("the key mask", operands[behind], DType::Pred, &[b, s])?;
     }
     if is_dropping {
         dropout::infer_bits(operands[count - 1], &[])?;

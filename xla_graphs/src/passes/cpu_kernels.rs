@@ -299,7 +299,15 @@ fn matmul(
 /// call cost more than they save.
 fn pays(call: &KernelMatmul) -> bool {
     let [p, q, m, n, k] = call.sizes;
-    m.min(n) >= 16 && k >= 32 && p * q * m * n * k >= 1 << 20
+    // XLA's f32 dot reads and writes arrays that lie as it wants them; it copies others, and
+    // converts bf16.
+    let lies_right = call.a_strides[3] == 1 && call.b_strides[3] == 1 && call.c_strides[2] == n;
+    let (narrowest, shortest, least) = if call.kernel.dtype() == DType::F32 && lies_right {
+        (128, 40, 1 << 21)
+    } else {
+        (16, 32, 1 << 20)
+    };
+    m.min(n) >= narrowest && k >= shortest && p * q * m * n * k >= least
 }
 
 /// An operand as what it is made from lies in memory.

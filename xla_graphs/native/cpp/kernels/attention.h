@@ -38,7 +38,8 @@ struct Attention {
   const uint8_t* key_mask;  // [B, S], not 0 where a key counts; or null
   AttentionDropout dropout;
 
-  Heads out;              // forward
+  Heads out;              // written forward, read backward
+  float* statistics;      // [2, B, H, T], as `out`: the highest score of each query as an exponent of 2, and 1 over its sum
   Heads dy, dq, dk, dv;   // backward
 };
 
@@ -59,7 +60,7 @@ struct AttentionSums {
 
 // `forward` and `backward` claim parts from `next` until none is left.
 struct AttentionImplementation {
-  AttentionPlan (*plan)(const Attention&, bool is_backward);
+  AttentionPlan (*plan)(const Attention&);
   void (*forward)(const Attention&, const AttentionPlan&, std::atomic<int64_t>& next);
   void (*backward)(const Attention&, const AttentionPlan&, AttentionSums&, std::atomic<int64_t>& next);
 };

@@ -1,32 +1,32 @@
 // The loops of attention around a matmul kernel's packing and tile, the same for each kernel. Included by each kernel's own
 // translation unit.
 //
-// A block of queries of one head goes through all keys that it sees before the next. Its scores stand as [keys][queries] in
-// a scratch that stays in L2, so that a softmax's maximum and sum run down columns, 16 queries in a vector, without a step
-// across lanes:
+// Scores stand as [keys][queries], 32 queries side by side, so that a softmax's maximum and sum run down columns, 16 queries in a
+// vector, without a step across lanes. What the softmax computes is written as the words of B that the next matmul reads; its
+// result stands turned, [D][queries], and is turned back when it is stored. Forward, 32 queries at a time over all keys that they see:
 //
-//   scores^T = K Q^T                      rows: keys; K is packed once for all queries
-//   P^T      = softmax down each column   masks by position are bits of a row, made from two numbers
-//   out      = P V                        the columns of P^T are the rows that packing reads
+//   scores^T = K Q^T          rows: keys; Q is packed
+//   P^T      = 2^(scores^T - the highest of a column)
+//   out^T    = V^T P^T        divided by the columns' sums; V^T is packed once for all queries
 //
-// Backward, with P made again instead of kept:
+// Backward, a block of queries over as many keys at a time as keep everything in L2. The highest scores and the sums are
+// forward's, so that a probability is made where its score is, and its gradient with it:
 //
-//   dP^T = V dy^T      dS^T = P^T (dP^T - sum(dP P))      dq = dS K      dk += dS^T q      dv += P^T dy
+//   dP^T = V dy^T      dS^T = P^T (dP^T - sum(dy out))      dq^T += K^T dS^T      dk += dS^T q      dv += P^T dy
 //
-// Rows of keys and values, and P^T and dS^T by rows of keys, are read where they are by a kernel that can.
-// dk and dv are summed over blocks of queries as the kernel stores its registers. What a causal mask or a window hides from
-// a whole panel of queries is not computed.
+// dq is summed over keys, dk and dv over blocks of queries, as the kernel stores its registers. Rows of keys and values are read where
+// they are by a kernel that can. What a causal mask or a window hides from 32 queries is not computed.
 //
-// Source: Dao et al., FlashAttention (2022), for the blocking; its running maximum is not needed, since a strip of scores as
-// long as all keys fits the cache.
+// Source: Dao et al., FlashAttention (2022), for the blocking and for sum(dP P) = sum(dy out).
 
 #ifndef XTRAIN_CPP_KERNELS_ATTENTION_LOOPS_H_
 #define XTRAIN_CPP_KERNELS_ATTENTION_LOOPS_H_
 
+#include <array>
 #include <cfloat>
-#include <cmath>
 
 #include "attention.h"
+#include "attention_math.h"
 #include "flush.h"
 #include "pack_avx512.h"
 
@@ -38,107 +38,30 @@ namespace {
 
 constexpr float kLowest = -FLT_MAX;
 
-// e^x, within 1 ulp or so; 0 for what is far below 0. Source: Cephes (Moshier), expf.
-inline __attribute__((always_inline)) __m512 Exp(__m512 x) {
-  // In this order a NaN stays.
-  x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), 0x08);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(p, n);
-}
-
-// Source: Cephes (Moshier), tanhf.
-inline __attribute__((always_inline)) __m512 Tanh(__m512 x) {
-  const __m512 size = _mm512_abs_ps(x), square = _mm512_mul_ps(x, x);
-  __m512 p = _mm512_set1_ps(-5.70498872745e-3f);
-  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(2.06390887954e-2f));
-  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-5.37397155531e-2f));
-  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(1.33314422036e-1f));
-  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-3.33332819422e-1f));
-  p = _mm512_fmadd_ps(_mm512_mul_ps(p, square), x, x);
-  const __m512 e = Exp(_mm512_mul_ps(size, _mm512_set1_ps(-2.0f))), one = _mm512_set1_ps(1.0f);
-  const __m512 far = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
-  const __m512i sign = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN));
-  const __m512 signed_far = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(far), sign));
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(size, _mm512_set1_ps(0.625f), _CMP_GE_OQ), p, signed_far);
-}
-
-// The first word of Threefry-2x32 with 13 rounds for 16 counters, as `nn/dropout.rs` writes it in XLA's operations.
-class Threefry {
- public:
-  explicit Threefry(const AttentionDropout& dropout) : stream_(dropout.stream) {
-    keys_[0] = dropout.key[0], keys_[1] = dropout.key[1];
-    keys_[2] = keys_[0] ^ keys_[1] ^ 0x1bd11bdau;
-  }
-
-  inline __attribute__((always_inline)) __m512i operator()(__m512i counters) const {
-    __m512i x0 = _mm512_add_epi32(counters, Word(keys_[0]));
-    __m512i x1 = Word(keys_[1] + stream_);
-    Rounds<13, 15, 26, 6>(x0, x1);
-    Inject(x0, x1, 1);
-    Rounds<17, 29, 16, 24>(x0, x1);
-    Inject(x0, x1, 2);
-    Rounds<13, 15, 26, 6>(x0, x1);
-    Inject(x0, x1, 3);
-    return _mm512_add_epi32(x0, x1);  // the 13th round, of which only the first word is read
-  }
-
- private:
-  static inline __attribute__((always_inline)) __m512i Word(uint32_t x) { return _mm512_set1_epi32(static_cast<int32_t>(x)); }
-
-  template <int kA, int kB, int kC, int kD>
-  static inline __attribute__((always_inline)) void Rounds(__m512i& x0, __m512i& x1) {
-    Round<kA>(x0, x1);
-    Round<kB>(x0, x1);
-    Round<kC>(x0, x1);
-    Round<kD>(x0, x1);
-  }
-
-  template <int kBits>
-  static inline __attribute__((always_inline)) void Round(__m512i& x0, __m512i& x1) {
-    x0 = _mm512_add_epi32(x0, x1);
-    x1 = _mm512_xor_si512(_mm512_rol_epi32(x1, kBits), x0);
-  }
-
-  inline __attribute__((always_inline)) void Inject(__m512i& x0, __m512i& x1, uint32_t number) const {
-    x0 = _mm512_add_epi32(x0, Word(keys_[number % 3]));
-    x1 = _mm512_add_epi32(x1, Word(keys_[(number + 1) % 3] + number));
-  }
-
-  uint32_t keys_[3], stream_;
-};
-
 // K: as in gemm.h.
 template <class K>
 struct AttentionLoops {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
   static constexpr int kMr = K::kMr, kNr = K::kNr, kTile = kMr * kNr;
   static_assert(kNr == 32, "a panel of queries is two vectors");
-  // What the strips of scores may take of L2, in f32.
-  static constexpr int64_t kStripWords = 128 << 10;
-  // Keys begin at a multiple of this, so that any kernel's packed words can be entered there.
-  static constexpr int64_t kKeyUnit = 32;
+  static_assert(kMr % (K::A::kIsTiles ? 32 : 2) == 0, "packed words can be entered where a panel of keys begins");
+  // Whether sums as the kernel stores its registers are rows of 32 columns, one behind the other.
+  static constexpr bool kSumsAreRows = K::SumAt(1, 0) == kNr && K::SumAt(0, 16) == 16;
+  // Queries of a block, and keys that it takes at a time backward, at most (about).
+  static constexpr int64_t kBlock = 128, kKeys = 256;
 
+  using B = typename K::B;
+
+  // Keys at a time backward, whole panels.
+  static int64_t Step(const Attention& x) { return Even(x.keys, kKeys, kMr); }
   using PanelsOfA = typename Gemm<K>::PanelsOfA;
 
   static int64_t Words(int64_t k) { return CeilDiv(k, kPerWord); }
 
-  static AttentionPlan Plan(const Attention& x, bool is_backward) {
+  static AttentionPlan Plan(const Attention& x) {
     AttentionPlan plan;
-    const int64_t strips = is_backward ? 2 : 1;
     plan.block = kNr;
-    for (const int64_t block : {64, 128}) {
-      const int64_t seen = x.window == 0 ? x.keys : std::min(x.keys, (x.is_causal ? 1 : 2) * x.window + block);
-      if (block < x.queries + kNr && seen * block * strips <= kStripWords) plan.block = block;
-    }
+    while (plan.block < kBlock && plan.block < x.queries) plan.block *= 2;
     plan.blocks = CeilDiv(x.queries, plan.block);
     const int64_t heads = x.batch * x.kv_heads, units = x.heads / x.kv_heads * plan.blocks;
     plan.chunks = std::max<int64_t>(1, std::min(units, CeilDiv(16, heads)));
@@ -147,9 +70,8 @@ struct AttentionLoops {
     return plan;
   }
 
-  template <class O>
-  static void PackTo(bool is_bf16, const Source& source, int64_t r0, int64_t panels, int64_t k_words, uint32_t* to) {
-    Gemm<K>::template PackAs<O>(is_bf16, source, r0, panels, 0, k_words, to, O::PanelWords(k_words));
+  static void PackTo(bool is_bf16, const Source& source, int64_t panels, int64_t k_words, uint32_t* to) {
+    Gemm<K>::template PackAs<B>(is_bf16, source, 0, panels, 0, k_words, to, B::PanelWords(k_words));
   }
 
   // A head's rows as an operand whose k is D, or (`Down`) whose k is the rows.
@@ -164,9 +86,12 @@ struct AttentionLoops {
     return {At(x, heads, b, h, t), 1, heads.strides[2], x.width, rows};
   }
 
-  // All rows of a head of keys or values as A.
+  // All of a head of keys or values as A: its rows, or (`ByWidth`) its columns.
   static PanelsOfA ByRows(const Attention& x, const Heads& heads, int64_t b, int64_t kv, uint32_t* to) {
     return Gemm<K>::MakePanels(x.is_bf16, Across(x, heads, b, kv, 0, x.keys), 0, CeilDiv(x.keys, kMr), 0, Words(x.width), to);
+  }
+  static PanelsOfA ByWidth(const Attention& x, const Heads& heads, int64_t b, int64_t kv, uint32_t* to) {
+    return Gemm<K>::MakePanels(x.is_bf16, Down(x, heads, b, kv, 0, x.keys), 0, CeilDiv(x.width, kMr), 0, Words(x.keys), to);
   }
 
   // Memory of a thread, cut into the arrays of a call.
@@ -189,16 +114,18 @@ struct AttentionLoops {
 
   // One thread's arrays.
   struct Memory {
-    // Of a head of keys and values: rows as A, D as k; rows as k, D as columns.
-    uint32_t *k_rows, *v_rows, *k_down, *v_down;
-    // Of a block of queries.
-    uint32_t *q_across, *dy_across, *q_down, *dy_down;
-    uint32_t* p;  // P or dS, packed as A
-    float *strip, *grad_strip, *tanh_strip;
-    float *sums;  // of a tile's rows between steps of k
-    float *dk, *dv;
-    uint16_t* kept;
     int32_t* counted;  // how many keys count, up to each
+    uint32_t *k_rows, *across;  // keys by rows; queries as their B
+    float* strip;  // scores of a panel, [keys][32 queries]
+    uint32_t* words;  // P^T or dS^T, as B
+    float *sums, *turned;  // of out^T or dq^T: as the kernel stores its registers; [D][32 queries], if that is something else
+    uint32_t* by_width;  // V^T, backward K^T
+    // Backward: dy as scores' B; queries and dy as B whose k is queries; scores' gradients.
+    uint32_t *v_rows, *dy_across, *q_down, *dy_down;
+    float* grad_strip;
+    // Of P and dS, [keys][queries] as A reads rows; one of them packed.
+    uint32_t *p_rows, *ds_rows, *packed;
+    float *dk, *dv;
 
     Memory(const Attention& x, const AttentionPlan& plan, bool is_backward, Scratch& scratch) {
       Arena arena(scratch);
@@ -209,46 +136,39 @@ struct AttentionLoops {
 
    private:
     void Cut(const Attention& x, const AttentionPlan& plan, bool is_backward, Arena& arena) {
-      const int64_t key_panels = CeilDiv(x.keys, kMr), width_panels = CeilDiv(x.width, kNr);
-      const int64_t width_words = Words(x.width), key_words = Words(x.keys), block_words = Words(plan.block);
-      const int64_t across = plan.block / kNr * K::B::PanelWords(width_words), down = width_panels * K::B::PanelWords(block_words);
-      const int64_t strip = (CeilDiv(x.keys, kMr) + 1) * kMr * plan.block;
+      const int64_t key_panels = CeilDiv(x.keys, kMr), width_panels = CeilDiv(x.width, kMr), panels = plan.block / kNr;
+      const int64_t width_words = AttentionLoops::Words(x.width), block_words = AttentionLoops::Words(plan.block);
+      const int64_t across_words = panels * B::PanelWords(width_words);
+      const int64_t down_words = CeilDiv(x.width, kNr) * B::PanelWords(block_words);
+      const int64_t keys = is_backward ? Step(x) : key_panels * kMr;
       const auto floats = [&](int64_t words) { return reinterpret_cast<float*>(arena.Words(words)); };
-      k_rows = arena.Words(key_panels * K::A::PanelWords(width_words));
-      q_across = arena.Words(across);
-      strip_words = strip;
-      this->strip = floats(strip);
-      const int64_t by_queries = CeilDiv(plan.block, kMr) * K::A::PanelWords(key_words + kKeyUnit);
-      const int64_t by_keys = (key_panels + 1) * K::A::PanelWords(block_words);
-      p = arena.Words(is_backward ? std::max(by_queries, by_keys) : by_queries);
-      sums = floats(CeilDiv(plan.block, kMr) * kTile);
       counted = reinterpret_cast<int32_t*>(arena.Words(x.keys + 1));
-      const int64_t v_down_words = width_panels * K::B::PanelWords(key_words);
-      if (!is_backward) {
-        v_down = arena.Words(v_down_words);
-        return;
-      }
-      k_down = arena.Words(v_down_words);
+      k_rows = arena.Words(key_panels * K::A::PanelWords(width_words));
+      across = arena.Words(across_words);
+      strip = floats(keys * kNr);
+      words = arena.Words(B::PanelWords(AttentionLoops::Words(keys)));
+      sums = floats(panels * width_panels * kTile + 16 * kNr);
+      turned = kSumsAreRows ? nullptr : floats((width_panels * kMr + 16) * kNr);
+      by_width = arena.Words(width_panels * K::A::PanelWords(AttentionLoops::Words(x.keys)));
+      if (!is_backward) return;
       v_rows = arena.Words(key_panels * K::A::PanelWords(width_words));
-      dy_across = arena.Words(across);
-      q_down = arena.Words(down);
-      dy_down = arena.Words(down);
-      grad_strip = floats(strip);
-      tanh_strip = x.soft_cap > 0 ? floats(strip) : nullptr;
-      kept = reinterpret_cast<uint16_t*>(arena.Words(strip / 32 + 1));
-      dk = floats(key_panels * width_panels * kTile);
-      dv = floats(key_panels * width_panels * kTile);
+      dy_across = arena.Words(across_words);
+      q_down = arena.Words(down_words);
+      dy_down = arena.Words(down_words);
+      grad_strip = floats(keys * kNr);
+      p_rows = arena.Words(keys * block_words);
+      ds_rows = arena.Words(keys * block_words);
+      packed = arena.Words(keys / kMr * K::A::PanelWords(block_words));
+      dk = floats(key_panels * CeilDiv(x.width, kNr) * kTile);
+      dv = floats(key_panels * CeilDiv(x.width, kNr) * kTile);
     }
-
-   public:
-    int64_t strip_words;
   };
 
-  // A block of queries of one head, and the keys that it sees.
-  struct Block {
-    int64_t b, h, q0, queries, columns;  // `columns`: rounded up to panels
-    bool is_blind;                       // a query sees no key: by the definition all keys then count
-    int64_t first_panel, first, begin, end;  // panel of kMr keys, its first key; keys [begin, end) are seen
+  // Up to 32 queries of one head, and the keys that one of them sees: from the beginning of their first panel on.
+  struct Panel {
+    int64_t b, h, q0, queries;
+    bool is_blind;  // a query sees no key: by the definition all keys then count
+    int64_t begin, end;
   };
 
   // Of a key: the queries [from, to) that see it by position.
@@ -267,109 +187,88 @@ struct AttentionLoops {
     }
   }
 
-  static Block At(const Attention& x, const AttentionPlan& plan, const int32_t* counted, int64_t b, int64_t h, int64_t block) {
-    Block at;
-    at.b = b, at.h = h, at.q0 = block * plan.block;
-    at.queries = std::min(plan.block, x.queries - at.q0);
-    at.columns = CeilDiv(at.queries, kNr) * kNr;
-    at.is_blind = false;
-    for (int64_t q = at.q0; x.key_mask != nullptr && q < at.q0 + at.queries; ++q) {
+  static Panel At(const Attention& x, const int32_t* counted, int64_t b, int64_t h, int64_t q0) {
+    Panel at = {b, h, q0, std::min<int64_t>(kNr, x.queries - q0)};
+    for (int64_t q = q0; x.key_mask != nullptr && q < q0 + at.queries; ++q) {
       at.is_blind |= counted[Newest(x, q) + 1] == counted[Oldest(x, q)];
     }
-    const int64_t oldest = at.is_blind ? 0 : Oldest(x, at.q0);
-    at.begin = oldest / kKeyUnit * kKeyUnit;
-    at.end = at.is_blind ? x.keys : Newest(x, at.q0 + at.queries - 1) + 1;
-    at.first_panel = at.begin / kMr;
-    at.first = at.first_panel * kMr;
+    at.begin = at.is_blind ? 0 : Oldest(x, q0) / kMr * kMr;
+    at.end = at.is_blind ? x.keys : Newest(x, q0 + at.queries - 1) + 1;
     return at;
   }
 
-  // Where the keys of a panel of queries (from column j on) end: the rest of the block's keys none of them sees.
-  static int64_t End(const Attention& x, const Block& at, int64_t j) {
-    return at.is_blind ? at.end : std::min(at.end, Newest(x, at.q0 + std::min(j + kNr, at.queries) - 1) + 1);
-  }
-
-  // strip[key - first][query] = rows of a head times the block's `across`, for all keys that are seen.
-  static void Scores(const Attention& x, const AttentionPlan& plan, const Block& at, const PanelsOfA& rows, const uint32_t* across,
-                     float* strip) {
-    const int64_t words = Words(x.width), b_words = K::B::PanelWords(words);
+  // to[key - base][query] = `rows` of a head times the panel's `across`, for keys [begin, end).
+  static void Scores(const Attention& x, const PanelsOfA& rows, const uint32_t* across, int64_t base, int64_t begin, int64_t end, float* to) {
     Matmul c = {};
-    c.c = strip;
-    c.c_strides[2] = plan.block;
-    for (int64_t j = 0; j < at.columns; j += kNr) {
-      const int64_t end = End(x, at, j);
-      for (int64_t key = at.first, i = at.first_panel; key < end; key += kMr, ++i) {
-        K::Tile(c, rows(i), across + j / kNr * b_words, words, nullptr, nullptr, (key - at.first) * plan.block + j,
-                static_cast<int>(std::min<int64_t>(kMr, x.keys - key)), kNr);
-      }
+    c.c = to;
+    c.c_strides[2] = kNr;
+    for (int64_t key = begin; key < end; key += kMr) {
+      const int64_t at = (key - base) * kNr;
+      K::Tile(c, rows(key / kMr), across, Words(x.width), nullptr, kSumsAreRows ? to + at : nullptr, at,
+              static_cast<int>(std::min<int64_t>(kMr, x.keys - key)), kNr);
     }
   }
 
-  // The bits of the 16 queries from q on that see the key by position.
-  static inline __mmask16 Sees(const Attention& x, int64_t key, int64_t q) {
-    const int64_t from = From(x, key) - q, to = To(x, key) - q;
-    return FirstBits(to, 16) & ~FirstBits(from, 16);
-  }
+  // Products of a panel's queries and a key as exponents of 2: scaled, capped and masked.
+  class Scorer {
+   public:
+    Scorer(const Attention& x, const Panel& at)
+        : x_(x),
+          at_(at),
+          has_positions_(x.is_causal || x.window != 0),
+          scale_(_mm512_set1_ps(x.scale * kLog2E)),
+          by_cap_(_mm512_set1_ps(x.soft_cap > 0 ? x.scale / x.soft_cap : 0)),
+          cap_(_mm512_set1_ps(x.soft_cap * kLog2E)),
+          once_(_mm512_set1_ps(x.window != 0 && x.key_mask != nullptr ? kLowest / 2 : kLowest)) {}
 
-  // Scores of two vectors of queries in column j become exponentials; the normalizers are returned in `inverse`.
-  static void Softmax(const Attention& x, const AttentionPlan& plan, const Block& at, int64_t j, float* strip, float* tanh_strip,
-                      __m512 (&inverse)[2]) {
-    const int64_t end = End(x, at, j);
-    const __m512 scale = _mm512_set1_ps(x.scale), cap = _mm512_set1_ps(x.soft_cap), lowest = _mm512_set1_ps(kLowest);
-    const __m512 once = _mm512_set1_ps(x.window != 0 && x.key_mask != nullptr ? kLowest / 2 : kLowest);
-    const __m512 by_cap = _mm512_set1_ps(x.soft_cap > 0 ? x.scale / x.soft_cap : 0);
-    // Keys that all queries of the panel see by position.
-    const int64_t last_q = at.q0 + j + kNr - 1;
-    const bool has_positions = x.is_causal || x.window != 0;
-    __m512 most[2] = {lowest, lowest};
-    for (int64_t key = at.first; key < end; ++key) {
-      const bool counts = x.key_mask == nullptr || x.key_mask[at.b * x.keys + key] != 0;
-      const bool all_see = !has_positions || (From(x, key) <= at.q0 + j && To(x, key) > last_q);
-      float* row = strip + (key - at.first) * plan.block + j;
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        __m512 s = _mm512_loadu_ps(row + 16 * v);
-        if (x.soft_cap > 0) {
-          const __m512 t = Tanh(_mm512_mul_ps(s, by_cap));
-          if (tanh_strip != nullptr) _mm512_storeu_ps(tanh_strip + (key - at.first) * plan.block + j + 16 * v, t);
-          s = _mm512_mul_ps(t, cap);
-        } else {
-          s = _mm512_mul_ps(s, scale);
-        }
-        if (!counts || !all_see) {
-          // Causal counts as part of both masks: what it hides is hidden twice.
-          const __mmask16 sees = all_see ? 0xffff : Sees(x, key, at.q0 + j + 16 * v);
-          const __mmask16 is_past = x.is_causal ? static_cast<__mmask16>(~FirstBits(key - at.q0 - j - 16 * v, 16)) : 0xffff;
-          const __mmask16 by_key = counts ? is_past : 0;
-          s = _mm512_mask_blend_ps(sees & by_key, _mm512_mask_blend_ps(sees | by_key, lowest, once), s);
-        }
-        most[v] = _mm512_max_ps(most[v], s);
-        _mm512_storeu_ps(row + 16 * v, s);
-      }
+    inline __attribute__((always_inline)) bool Counts(int64_t key) const {
+      return x_.key_mask == nullptr || x_.key_mask[at_.b * x_.keys + key] != 0;
     }
-    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int64_t key = at.first; key < end; ++key) {
-      float* row = strip + (key - at.first) * plan.block + j;
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        const __m512 e = Exp(_mm512_sub_ps(_mm512_loadu_ps(row + 16 * v), most[v]));
-        sum[v] = _mm512_add_ps(sum[v], e);
-        _mm512_storeu_ps(row + 16 * v, e);
-      }
-    }
-    for (int v = 0; v < 2; ++v) inverse[v] = _mm512_div_ps(_mm512_set1_ps(1.0f), sum[v]);
-  }
 
-  // Which of the 16 queries from column j on keep their key.
+    // Whether all queries of the panel see the key by position.
+    inline __attribute__((always_inline)) bool AllSee(int64_t key) const {
+      return !has_positions_ || (From(x_, key) <= at_.q0 && To(x_, key) >= at_.q0 + kNr);
+    }
+
+    // The bits of the 16 queries of vector v that see the key by position.
+    inline __attribute__((always_inline)) __mmask16 Sees(int64_t key, int v) const {
+      const int64_t q = at_.q0 + 16 * v;
+      return FirstBits(To(x_, key) - q, 16) & ~FirstBits(From(x_, key) - q, 16);
+    }
+
+    // `tanh`: of a capped score.
+    inline __attribute__((always_inline)) __m512 operator()(__m512 s, int64_t key, bool counts, bool all_see, int v, __m512& tanh) const {
+      if (x_.soft_cap > 0) {
+        tanh = Tanh(_mm512_mul_ps(s, by_cap_));
+        s = _mm512_mul_ps(tanh, cap_);
+      } else {
+        s = _mm512_mul_ps(s, scale_);
+      }
+      if (!counts || !all_see) {
+        // Causal counts as part of both masks: what it hides is hidden twice.
+        const __mmask16 sees = all_see ? 0xffff : Sees(key, v);
+        const __mmask16 is_past = x_.is_causal ? static_cast<__mmask16>(~FirstBits(key - at_.q0 - 16 * v, 16)) : 0xffff;
+        const __mmask16 by_key = counts ? is_past : 0;
+        s = _mm512_mask_blend_ps(sees & by_key, _mm512_mask_blend_ps(sees | by_key, _mm512_set1_ps(kLowest), once_), s);
+      }
+      return s;
+    }
+
+   private:
+    const Attention& x_;
+    const Panel& at_;
+    const bool has_positions_;
+    const __m512 scale_, by_cap_, cap_, once_;
+  };
+
+  // Which of 16 queries, those of vector v of a panel, keep their key.
   struct Keeper {
-    const Attention& x;
     const Threefry bits;
-    __m512i counters;
-    __m512i threshold;
+    __m512i counters, threshold;
 
-    Keeper(const Attention& x, const Block& at, int64_t j)
-        : x(x), bits(x.dropout), threshold(_mm512_set1_epi32(static_cast<int32_t>(x.dropout.threshold))) {
-      const uint32_t rows = static_cast<uint32_t>((at.b * x.heads + at.h) * x.queries + at.q0 + j);
+    Keeper(const Attention& x, const Panel& at, int v)
+        : bits(x.dropout), threshold(_mm512_set1_epi32(static_cast<int32_t>(x.dropout.threshold))) {
+      const uint32_t rows = static_cast<uint32_t>((at.b * x.heads + at.h) * x.queries + at.q0 + 16 * v);
       const uint32_t shard = x.dropout.key[2] * static_cast<uint32_t>(x.batch * x.heads * x.queries);
       const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
       counters = _mm512_mullo_epi32(_mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(rows + shard)), lanes),
@@ -382,72 +281,141 @@ struct AttentionLoops {
     }
   };
 
-  // Rows from `end` to the block's own end as zeros: nobody of the panel sees them, but packing reads them.
-  static void Clear(const AttentionPlan& plan, const Block& at, int64_t j, int64_t end, float* strip) {
-    for (int64_t key = end; key < at.end; ++key) {
-      float* row = strip + (key - at.first) * plan.block + j;
-      _mm512_storeu_ps(row, _mm512_setzero_ps());
-      _mm512_storeu_ps(row + 16, _mm512_setzero_ps());
+  // Rows of 32 values in registers.
+  using Row = __m512[2];
+
+  // The rows of one word's keys as word k of a panel of B.
+  static inline __attribute__((always_inline)) void PutWord(const Row (&rows)[kPerWord], int64_t k, uint32_t* panel) {
+    __m512i first, second;
+    if constexpr (K::kPairs) {
+#ifdef __AVX512BF16__
+      const auto pair = [](const Row& row) { return (__m512i)_mm512_cvtne2ps_pbh(row[1], row[0]); };
+      Interleave<16>(pair(rows[0]), pair(rows[1]), first, second);
+#endif
+    } else {
+      first = _mm512_castps_si512(rows[0][0]), second = _mm512_castps_si512(rows[0][1]);
+    }
+    uint32_t* at = panel + B::At(k);
+    _mm512_storeu_si512(at, first);
+    _mm512_storeu_si512(at + (B::kIsTiles ? 256 : 16), second);
+  }
+
+  // Zeros in the words behind `words` that the kernel reads all the same.
+  static void PadWords(int64_t words, uint32_t* panel) {
+    const Row none[2] = {{_mm512_setzero_ps(), _mm512_setzero_ps()}, {_mm512_setzero_ps(), _mm512_setzero_ps()}};
+    for (int64_t k = words; k < B::Padded(words); ++k) PutWord(reinterpret_cast<const Row(&)[kPerWord]>(none), k, panel);
+  }
+
+  // A row of 32 columns of an A that is read by rows.
+  static inline __attribute__((always_inline)) void PutRow(const Row& row, uint32_t* to) {
+    if constexpr (K::kPairs) {
+#ifdef __AVX512BF16__
+      _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(row[1], row[0]));
+#endif
+    } else {
+      _mm512_storeu_ps(to, row[0]);
+      _mm512_storeu_ps(to + 16, row[1]);
     }
   }
 
-  // rows x D of the block: `strip` (as [queries, keys]) times `down` [keys, D], to `c`.
-  static void ByQueries(const Attention& x, const AttentionPlan& plan, const Block& at, const float* strip, const uint32_t* down,
-                        const Heads& to, Memory& memory) {
-    const int64_t keys = at.end - at.begin, words = Words(keys);
-    const int64_t b_words = K::B::PanelWords(Words(x.keys)), skipped = at.begin / kPerWord;
-    const Source source = {strip + (at.begin - at.first) * plan.block, 1, plan.block, at.queries, keys};
-    const int64_t panels = CeilDiv(at.queries, kMr);
-    const PanelsOfA left = Gemm<K>::MakePanels(false, source, 0, panels, 0, words, memory.p);
+  // Adds to the sums of [D][32 queries]: `left`, from word k0 on, times `words` words of B. Sums begin at 0 in the first call of
+  // several, and what the last returns holds them as rows.
+  static const float* Turned(const Attention& x, const PanelsOfA& left, int64_t k0, int64_t words, const uint32_t* right, bool is_first,
+                     bool is_last, float* sums, float* turned) {
+    Matmul c = {};
+    c.c = turned;
+    c.c_strides[2] = kNr;
+    for (int64_t k = 0; k < words; k += K::kStep) {
+      const bool begins = is_first && k == 0, ends = is_last && k + K::kStep >= words;
+      for (int64_t d = 0, i = 0; d < x.width; d += kMr, ++i) {
+        float* tile = sums + i * kTile;
+        K::Tile(c, left(i).From(k0 + k), right + k * kNr, std::min(K::kStep, words - k), begins ? nullptr : tile,
+                ends && !kSumsAreRows ? nullptr : tile, d * kNr, static_cast<int>(std::min<int64_t>(kMr, x.width - d)), kNr);
+      }
+    }
+    return kSumsAreRows ? sums : turned;
+  }
+
+  // Asks for a panel's rows, which are read or written soon.
+  template <int kWrites>
+  static void Expect(const Attention& x, const Panel& at, const Heads& heads) {
+    const int64_t bytes = x.width * (x.is_bf16 ? 2 : 4);
+    for (int64_t q = 0; q < at.queries; ++q) {
+      const char* row = At(x, heads, at.b, at.h, at.q0 + q);
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, kWrites);
+    }
+  }
+
+  // Stores what `Turned` left, each query's row times its factor.
+  static void TurnBack(const Attention& x, const Panel& at, const float* turned, const Row& by, const Heads& to) {
     Matmul c = {};
     c.c = to.data, c.c_bf16 = x.is_bf16;
-    c.c_strides[2] = to.strides[2];
     const int64_t base = at.b * to.strides[0] + at.h * to.strides[1] + at.q0 * to.strides[2];
-    const bool resumes = K::kStep < words;
-    for (int64_t d = 0; d < x.width; d += kNr) {
-      const uint32_t* panel = down + d / kNr * b_words + skipped * kNr;
-      for (int64_t k = 0; k < words; k += K::kStep) {
-        for (int64_t i = 0; i < panels; ++i) {
-          const int rows = static_cast<int>(std::min<int64_t>(kMr, at.queries - i * kMr));
-          // The last key that one of the rows sees.
-          const int64_t end = at.is_blind ? at.end : std::min(at.end, Newest(x, at.q0 + i * kMr + rows - 1) + 1);
-          const int64_t needed = std::min(words, CeilDiv(Words(end - at.begin), 16) * 16);
-          if (k >= needed) continue;
-          float* sums = resumes ? memory.sums + i * kTile : nullptr;
-          K::Tile(c, left(i).From(k), panel + k * kNr, std::min(K::kStep, needed - k), k == 0 ? nullptr : sums,
-                  k + K::kStep >= needed ? nullptr : sums, base + i * kMr * to.strides[2] + d, rows,
-                  static_cast<int>(std::min<int64_t>(kNr, x.width - d)));
+    for (int64_t d = 0; d < x.width; d += 16) {
+      const __mmask16 mask = FirstBits(x.width - d, 16);
+      for (int v = 0; 16 * v < at.queries; ++v) {
+        __m512i rows[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          rows[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(turned + (d + i) * kNr + 16 * v), by[v]));
+        }
+        Transpose16(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          const int64_t q = 16 * v + i;
+          if (q < at.queries) StoreRow(c, base + q * to.strides[2] + d, mask, _mm512_castsi512_ps(rows[i]));
         }
       }
     }
   }
 
-  // Adds to the sums of each key's row: `strip` [keys, queries] times `down` [queries, D].
-  static void ByKeys(const Attention& x, const AttentionPlan& plan, const Block& at, const float* strip, const uint32_t* down,
-                     float* sums, Memory& memory) {
-    const int64_t words = Words(at.queries), b_words = K::B::PanelWords(words);
-    const int64_t width_panels = CeilDiv(x.width, kNr), keys = at.end - at.first, panels = CeilDiv(keys, kMr);
-    Source source = {strip, plan.block, 1, keys, at.queries};
-    uint32_t* to = memory.p;
-    constexpr bool kRounds = K::kPairs && K::kReadsRows;
-    if constexpr (kRounds) {
-      // Rounded, its rows are words as they stand.
-      source.data = to, source.k_size = at.columns;
-      for (int64_t key = 0; key < keys; ++key, to += plan.block / 2) {
-        for (int64_t q = 0; q < at.columns; q += 32) RoundRow(strip + key * plan.block + q, at.queries - q, to + q / 2);
+  // Where a panel's statistics are: the highest exponent of each query, and, `half` further on, one over its sum.
+  static float* Statistics(const Attention& x, const Panel& at) { return x.statistics + (at.b * x.heads + at.h) * x.queries + at.q0; }
+  static int64_t Half(const Attention& x) { return x.batch * x.heads * x.queries; }
+
+  // Scores in the strip become P^T without its division, as words of B; `inverse` is what to multiply with.
+  static void Softmax(const Attention& x, const Panel& at, Memory& memory, Row& inverse) {
+    const Scorer score(x, at);
+    float* strip = memory.strip - at.begin * kNr;
+    Row most = {_mm512_set1_ps(kLowest), _mm512_set1_ps(kLowest)};
+    for (int64_t key = at.begin; key < at.end; ++key) {
+      const bool counts = score.Counts(key), all_see = score.AllSee(key);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m512 tanh;
+        float* row = strip + key * kNr + 16 * v;
+        const __m512 s = score(_mm512_loadu_ps(row), key, counts, all_see, v, tanh);
+        most[v] = _mm512_max_ps(most[v], s);
+        _mm512_storeu_ps(row, s);
       }
     }
-    const PanelsOfA left = Gemm<K>::MakePanels(kRounds, source, 0, panels, 0, words, to);
-    const Matmul c = {};
-    for (int64_t d = 0; d < width_panels; ++d) {
-      for (int64_t i = 0; i < panels; ++i) {
-        // Queries before the first key of the panel do not see it.
-        const int64_t from = at.is_blind ? 0 : std::max<int64_t>(0, From(x, at.first + i * kMr) - at.q0);
-        const int64_t k = from / kPerWord / 16 * 16;
-        if (k >= words) continue;
-        float* tile = sums + ((at.first_panel + i) * width_panels + d) * kTile;
-        K::Tile(c, left(i).From(k), down + d * b_words + k * kNr, words - k, tile, tile, 0, kMr, kNr);
+    const Keeper keepers[2] = {{x, at, 0}, {x, at, 1}};
+    Row sum = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t key0 = at.begin, k = 0; key0 < at.end; key0 += kPerWord, ++k) {
+      Row rows[kPerWord];
+#pragma GCC unroll 2
+      for (int p = 0; p < kPerWord; ++p) {
+        const bool is_there = key0 + p < at.end;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          const __m512 s = _mm512_loadu_ps(strip + (key0 + p) * kNr + 16 * v);
+          __m512 e = _mm512_maskz_mov_ps(is_there ? 0xffff : 0, Exp2(_mm512_sub_ps(s, most[v])));
+          sum[v] = _mm512_add_ps(sum[v], e);
+          if (x.dropout.is_on) e = _mm512_maskz_mov_ps(keepers[v](key0 + p), e);
+          rows[p][v] = e;
+        }
       }
+      PutWord(rows, k, memory.words);
+    }
+    PadWords(Words(at.end - at.begin), memory.words);
+    const __m512 kept_scale = _mm512_set1_ps(x.dropout.is_on ? x.dropout.scale : 1.0f);
+    for (int v = 0; v < 2; ++v) {
+      const __mmask16 mask = FirstBits(at.queries - 16 * v, 16);
+      float* to = Statistics(x, at) + 16 * v;
+      inverse[v] = _mm512_div_ps(_mm512_set1_ps(1.0f), sum[v]);
+      _mm512_mask_storeu_ps(to, mask, most[v]);
+      _mm512_mask_storeu_ps(to + Half(x), mask, inverse[v]);
+      inverse[v] = _mm512_mul_ps(inverse[v], kept_scale);
     }
   }
 
@@ -458,84 +426,143 @@ struct AttentionLoops {
     const FlushSubnormals flush;
     Memory memory(x, plan, false, scratch);
     typename K::State state;
-    const int64_t group = x.heads / x.kv_heads, width_panels = CeilDiv(x.width, kNr);
+    const int64_t group = x.heads / x.kv_heads;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t chunk = part % plan.chunks, kv = part / plan.chunks % x.kv_heads, b = part / plan.chunks / x.kv_heads;
-      const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows);
-      PackTo<typename K::B>(x.is_bf16, Down(x, x.v, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.v_down);
+      const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), values = ByWidth(x, x.v, b, kv, memory.by_width);
       Count(x, b, memory.counted);
       for (int64_t unit = chunk; unit < group * plan.blocks; unit += plan.chunks) {
-        const int64_t h = kv * group + unit / plan.blocks;
-        const Block at = At(x, plan, memory.counted, b, h, unit % plan.blocks);
-        const Source q = Across(x, x.q, b, h, at.q0, at.queries);
-        PackTo<typename K::B>(x.is_bf16, q, 0, at.columns / kNr, Words(x.width), memory.q_across);
-        Scores(x, plan, at, k_rows, memory.q_across, memory.strip);
-        for (int64_t j = 0; j < at.columns; j += kNr) {
-          const int64_t end = End(x, at, j);
-          __m512 inverse[2];
-          Softmax(x, plan, at, j, memory.strip, nullptr, inverse);
-          const __m512 kept_scale = _mm512_set1_ps(x.dropout.is_on ? x.dropout.scale : 1.0f);
-          for (int v = 0; v < 2; ++v) {
-            const Keeper keeper(x, at, j + 16 * v);
-            const __m512 by = _mm512_mul_ps(inverse[v], kept_scale);
-            float* column = memory.strip + j + 16 * v;
-            for (int64_t key = at.first; key < end; ++key) {
-              float* row = column + (key - at.first) * plan.block;
-              const __mmask16 keep = x.dropout.is_on ? keeper(key) : 0xffff;
-              _mm512_storeu_ps(row, _mm512_maskz_mul_ps(keep, _mm512_loadu_ps(row), by));
-            }
-          }
-          Clear(plan, at, j, end, memory.strip);
+        const int64_t h = kv * group + unit / plan.blocks, block = unit % plan.blocks * plan.block;
+        for (int64_t q = block; q < std::min(block + plan.block, x.queries); q += kNr) {
+          const Panel at = At(x, memory.counted, b, h, q);
+          PackTo(x.is_bf16, Across(x, x.q, b, h, q, at.queries), 1, Words(x.width), memory.across);
+          Scores(x, k_rows, memory.across, at.begin, at.begin, at.end, memory.strip);
+          Row inverse;
+          Softmax(x, at, memory, inverse);
+          Expect<1>(x, at, x.out);
+          const float* turned =
+              Turned(x, values, at.begin / kPerWord, Words(at.end - at.begin), memory.words, true, true, memory.sums, memory.turned);
+          TurnBack(x, at, turned, inverse, x.out);
         }
-        ByQueries(x, plan, at, memory.strip, memory.v_down, x.out, memory);
       }
     }
   }
 
-  // Exponentials and dP become what the gradients' matmuls read: P after dropout, and dS.
-  static void Gradients(const Attention& x, const AttentionPlan& plan, const Block& at, int64_t j, Memory& memory) {
-    const int64_t end = End(x, at, j);
-    __m512 inverse[2];
-    Softmax(x, plan, at, j, memory.strip, memory.tanh_strip, inverse);
-    const __m512 kept_scale = _mm512_set1_ps(x.dropout.is_on ? x.dropout.scale : 1.0f), scale = _mm512_set1_ps(x.scale);
-    for (int v = 0; v < 2; ++v) {
-      const Keeper keeper(x, at, j + 16 * v);
-      float *p = memory.strip + j + 16 * v, *dp = memory.grad_strip + j + 16 * v;
-      uint16_t* kept = memory.kept;
-      __m512 projected = _mm512_setzero_ps();
-      for (int64_t key = at.first; key < end; ++key, p += plan.block, dp += plan.block) {
-        const __m512 probability = _mm512_mul_ps(_mm512_loadu_ps(p), inverse[v]);
-        __m512 grad = _mm512_loadu_ps(dp);
-        if (x.dropout.is_on) {
-          const __mmask16 keep = keeper(key);
-          *kept++ = keep;
-          grad = _mm512_maskz_mul_ps(keep, grad, kept_scale);
-          _mm512_storeu_ps(dp, grad);
-        }
-        projected = _mm512_fmadd_ps(grad, probability, projected);
-        _mm512_storeu_ps(p, probability);
+  // The sum of the products of two rows of a head.
+  static float Dot(const char* a, const char* b, int64_t width) {
+    __m512 sum = _mm512_setzero_ps();
+    if constexpr (K::kPairs) {
+#ifdef __AVX512BF16__
+      for (int64_t d = 0; d < width; d += 32, a += 64, b += 64) {
+        const __mmask32 mask = FirstBits(width - d, 32);
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(mask, a), (__m512bh)_mm512_maskz_loadu_epi16(mask, b));
       }
-      p = memory.strip + j + 16 * v, dp = memory.grad_strip + j + 16 * v;
-      kept = memory.kept;
-      const float* tanh = memory.tanh_strip == nullptr ? nullptr : memory.tanh_strip + j + 16 * v;
-      for (int64_t key = at.first; key < end; ++key, p += plan.block, dp += plan.block) {
-        const __m512 probability = _mm512_loadu_ps(p);
-        __m512 grad = _mm512_mul_ps(_mm512_mul_ps(probability, scale), _mm512_sub_ps(_mm512_loadu_ps(dp), projected));
-        if (tanh != nullptr) {
-          const __m512 t = _mm512_loadu_ps(tanh + (key - at.first) * plan.block);
-          grad = _mm512_mul_ps(grad, _mm512_fnmadd_ps(t, t, _mm512_set1_ps(1.0f)));
-        }
-        if (at.is_blind) {
-          // A row without a key is uniform whatever its scores are.
-          const bool counts = x.key_mask[at.b * x.keys + key] != 0;
-          grad = _mm512_maskz_mov_ps(counts ? Sees(x, key, at.q0 + j + 16 * v) : 0, grad);
-        }
-        _mm512_storeu_ps(dp, grad);
-        if (x.dropout.is_on) _mm512_storeu_ps(p, _mm512_maskz_mul_ps(*kept++, probability, kept_scale));
+#endif
+    } else {
+      for (int64_t d = 0; d < width; d += 16, a += 64, b += 64) {
+        const __mmask16 mask = FirstBits(width - d, 16);
+        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, a), _mm512_maskz_loadu_ps(mask, b), sum);
       }
     }
-    Clear(plan, at, j, end, memory.strip);
-    Clear(plan, at, j, end, memory.grad_strip);
+    return _mm512_reduce_add_ps(sum);
+  }
+
+  // What forward left of a panel's queries, and sum(dy out) of each; 0 where there is no query.
+  struct Rests {
+    Row most, inverse, projected;
+
+    Rests() = default;
+    Rests(const Attention& x, const Panel& at) {
+      alignas(64) float products[kNr] = {};
+      for (int64_t q = 0; q < at.queries; ++q) {
+        products[q] = Dot(AttentionLoops::At(x, x.dy, at.b, at.h, at.q0 + q), AttentionLoops::At(x, x.out, at.b, at.h, at.q0 + q), x.width);
+      }
+      for (int v = 0; v < 2; ++v) {
+        const __mmask16 mask = FirstBits(at.queries - 16 * v, 16);
+        const float* from = Statistics(x, at) + 16 * v;
+        most[v] = _mm512_maskz_loadu_ps(mask, from);
+        inverse[v] = _mm512_maskz_loadu_ps(mask, from + Half(x));
+        projected[v] = _mm512_load_ps(products + 16 * v);
+      }
+    }
+  };
+
+  // Scores and dP of a panel's queries, for keys [begin, end) of those from `base` on, become what the gradients' matmuls read: P
+  // after dropout and dS as rows of A, dS as words of B. `column`: of the panel in its block.
+  static void Gradients(const Attention& x, const AttentionPlan& plan, const Panel& at, const Rests& rests, int64_t base, int64_t begin,
+                        int64_t end, int64_t column, Memory& memory) {
+    const Scorer score(x, at);
+    const Keeper keepers[2] = {{x, at, 0}, {x, at, 1}};
+    const __m512 kept_scale = _mm512_set1_ps(x.dropout.scale), scale = _mm512_set1_ps(x.scale), one = _mm512_set1_ps(1.0f);
+    for (int64_t key0 = begin, k = 0; key0 < end; key0 += kPerWord, ++k) {
+      Row ds[kPerWord];
+#pragma GCC unroll 2
+      for (int p = 0; p < kPerWord; ++p) {
+        const int64_t key = key0 + p, row = (key - base) * kNr;
+        if (key >= end) {
+          ds[p][0] = ds[p][1] = _mm512_setzero_ps();
+          continue;
+        }
+        const bool counts = score.Counts(key), all_see = score.AllSee(key);
+        Row kept;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          __m512 tanh;
+          const __m512 s = score(_mm512_loadu_ps(memory.strip + row + 16 * v), key, counts, all_see, v, tanh);
+          const __m512 probability = _mm512_mul_ps(Exp2(_mm512_sub_ps(s, rests.most[v])), rests.inverse[v]);
+          __m512 grad = _mm512_loadu_ps(memory.grad_strip + row + 16 * v);
+          kept[v] = probability;
+          if (x.dropout.is_on) {
+            const __mmask16 keep = keepers[v](key);
+            grad = _mm512_maskz_mul_ps(keep, grad, kept_scale);
+            kept[v] = _mm512_maskz_mul_ps(keep, probability, kept_scale);
+          }
+          grad = _mm512_mul_ps(_mm512_mul_ps(probability, scale), _mm512_sub_ps(grad, rests.projected[v]));
+          if (x.soft_cap > 0) grad = _mm512_mul_ps(grad, _mm512_fnmadd_ps(tanh, tanh, one));
+          // A row without a key is uniform whatever its scores are.
+          if (at.is_blind) grad = _mm512_maskz_mov_ps(counts ? score.Sees(key, v) : 0, grad);
+          ds[p][v] = grad;
+        }
+        const int64_t to = ((key - base) * plan.block + column) / kPerWord;
+        PutRow(kept, memory.p_rows + to);
+        PutRow(ds[p], memory.ds_rows + to);
+      }
+      PutWord(ds, k, memory.words);
+    }
+    PadWords(Words(end - begin), memory.words);
+  }
+
+  // Rows [from, to) of a panel's columns: no query of it sees these keys, but some of its block do.
+  static void Clear(const AttentionPlan& plan, int64_t from, int64_t to, int64_t column, Memory& memory) {
+    const Row none = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t row = from; row < to; ++row) {
+      const int64_t at = (row * plan.block + column) / kPerWord;
+      PutRow(none, memory.p_rows + at);
+      PutRow(none, memory.ds_rows + at);
+    }
+  }
+
+  // Adds to the sums of the rows of keys [first, end), whole panels, of those from `base` on: `rows` [keys][queries] times `down`
+  // [queries][D]. The block's queries begin at q0; `is_blind`: one of them sees what it should not.
+  static void ByKeys(const Attention& x, const AttentionPlan& plan, int64_t q0, int64_t queries, bool is_blind, int64_t base, int64_t first,
+                     int64_t end, const uint32_t* rows, const uint32_t* down, float* sums, Memory& memory) {
+    const int64_t words = Words(queries), b_words = B::PanelWords(words);
+    const int64_t width_panels = CeilDiv(x.width, kNr), panels = (end - first) / kMr;
+    const Source source = {rows + Words((first - base) * plan.block), plan.block, 1, end - first, plan.block};
+    const PanelsOfA left = Gemm<K>::MakePanels(K::kPairs, source, 0, panels, 0, words, memory.packed);
+    const Matmul c = {};
+    for (int64_t d = 0; d < width_panels; ++d) {
+      for (int64_t i = 0; i < panels; ++i) {
+        // Queries before `from`, and from `to` on, see no key of the panel.
+        const int64_t key = first + i * kMr;
+        const int64_t from = is_blind ? 0 : std::max<int64_t>(0, From(x, key) - q0);
+        const int64_t to = is_blind ? queries : std::min(queries, To(x, key + kMr - 1) - q0);
+        const int64_t k = from / kNr * kNr / kPerWord, needed = std::min(words, CeilDiv(Words(to), 16) * 16);
+        if (k >= needed) continue;
+        float* tile = sums + ((key / kMr) * width_panels + d) * kTile;
+        K::Tile(c, left(i).From(k), down + d * b_words + k * kNr, needed - k, tile, tile, 0, kMr, kNr);
+      }
+    }
   }
 
   // The sums of a head of keys, to where they belong.
@@ -553,6 +580,55 @@ struct AttentionLoops {
     }
   }
 
+  // A block of queries of one head: its dq, and what it adds to dk and dv.
+  static void BlockGradients(const Attention& x, const AttentionPlan& plan, int64_t b, int64_t h, int64_t q0, const PanelsOfA& k_rows,
+                             const PanelsOfA& v_rows, const PanelsOfA& keys, float* dk, float* dv, Memory& memory) {
+    std::array<Panel, kBlock / kNr> of;
+    const int64_t queries = std::min(plan.block, x.queries - q0), panels = CeilDiv(queries, kNr), words = Words(x.width);
+    const int64_t width_panels = CeilDiv(x.width, kMr), across_words = B::PanelWords(words);
+    for (int64_t j = 0; j < panels; ++j) {
+      of[j] = At(x, memory.counted, b, h, q0 + j * kNr);
+      Expect<0>(x, of[j], x.out);
+    }
+    PackTo(x.is_bf16, Across(x, x.q, b, h, q0, queries), panels, words, memory.across);
+    PackTo(x.is_bf16, Across(x, x.dy, b, h, q0, queries), panels, words, memory.dy_across);
+    PackTo(x.is_bf16, Down(x, x.q, b, h, q0, queries), CeilDiv(x.width, kNr), Words(queries), memory.q_down);
+    PackTo(x.is_bf16, Down(x, x.dy, b, h, q0, queries), CeilDiv(x.width, kNr), Words(queries), memory.dy_down);
+    std::array<Rests, kBlock / kNr> rests;
+    bool is_blind = false;
+    int64_t first = INT64_MAX, end = 0;
+    for (int64_t j = 0; j < panels; ++j) {
+      rests[j] = Rests(x, of[j]);
+      is_blind |= of[j].is_blind;
+      first = std::min(first, of[j].begin), end = std::max(end, of[j].end);
+    }
+    const int64_t step = Step(x);
+    for (int64_t base = first / step * step; base < end; base += step) {
+      const int64_t from = std::max(first, base), to = std::min(CeilDiv(end, kMr) * kMr, base + step);
+      for (int64_t j = 0; j < panels; ++j) {
+        const Panel& at = of[j];
+        const int64_t begin = std::max(at.begin, base), bottom = std::min(at.end, base + step), column = j * kNr;
+        if (begin >= bottom) {
+          Clear(plan, from - base, to - base, column, memory);
+          continue;
+        }
+        Scores(x, k_rows, memory.across + j * across_words, base, begin, bottom, memory.strip);
+        Scores(x, v_rows, memory.dy_across + j * across_words, base, begin, bottom, memory.grad_strip);
+        Clear(plan, from - base, begin - base, column, memory);
+        Gradients(x, plan, at, rests[j], base, begin, bottom, column, memory);
+        Clear(plan, bottom - base, to - base, column, memory);
+        const bool is_last = bottom == at.end;
+        if (is_last) Expect<1>(x, at, x.dq);
+        const float* turned = Turned(x, keys, begin / kPerWord, Words(bottom - begin), memory.words, begin == at.begin, is_last,
+                                     memory.sums + j * width_panels * kTile, memory.turned);
+        const Row as_is = {_mm512_set1_ps(1.0f), _mm512_set1_ps(1.0f)};
+        if (is_last) TurnBack(x, at, turned, as_is, x.dq);
+      }
+      ByKeys(x, plan, q0, queries, is_blind, base, from, to, memory.p_rows, memory.dy_down, dv, memory);
+      ByKeys(x, plan, q0, queries, is_blind, base, from, to, memory.ds_rows, memory.q_down, dk, memory);
+    }
+  }
+
   static void Backward(const Attention& x, const AttentionPlan& plan, AttentionSums& shared, std::atomic<int64_t>& next) {
     static thread_local Scratch scratch;
     int64_t part = next.fetch_add(1, std::memory_order_relaxed);
@@ -560,31 +636,18 @@ struct AttentionLoops {
     const FlushSubnormals flush;
     Memory memory(x, plan, true, scratch);
     typename K::State state;
-    const int64_t group = x.heads / x.kv_heads, width_panels = CeilDiv(x.width, kNr);
-    const int64_t half = plan.sums / 2;
+    const int64_t group = x.heads / x.kv_heads, half = plan.sums / 2;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
       const int64_t head = part / plan.chunks, chunk = part % plan.chunks, kv = head % x.kv_heads, b = head / x.kv_heads;
       const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
-      PackTo<typename K::B>(x.is_bf16, Down(x, x.k, b, kv, 0, x.keys), 0, width_panels, Words(x.keys), memory.k_down);
+      const PanelsOfA keys = ByWidth(x, x.k, b, kv, memory.by_width);
       Count(x, b, memory.counted);
       float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + part * plan.sums;
       float* dv = plan.chunks == 1 ? memory.dv : dk + half;
       std::fill_n(dk, half, 0.0f);
       std::fill_n(dv, half, 0.0f);
       for (int64_t unit = chunk; unit < group * plan.blocks; unit += plan.chunks) {
-        const int64_t h = kv * group + unit / plan.blocks;
-        const Block at = At(x, plan, memory.counted, b, h, unit % plan.blocks);
-        const int64_t panels = at.columns / kNr, words = Words(x.width), block_words = Words(at.queries);
-        PackTo<typename K::B>(x.is_bf16, Across(x, x.q, b, h, at.q0, at.queries), 0, panels, words, memory.q_across);
-        PackTo<typename K::B>(x.is_bf16, Across(x, x.dy, b, h, at.q0, at.queries), 0, panels, words, memory.dy_across);
-        PackTo<typename K::B>(x.is_bf16, Down(x, x.q, b, h, at.q0, at.queries), 0, width_panels, block_words, memory.q_down);
-        PackTo<typename K::B>(x.is_bf16, Down(x, x.dy, b, h, at.q0, at.queries), 0, width_panels, block_words, memory.dy_down);
-        Scores(x, plan, at, k_rows, memory.q_across, memory.strip);
-        Scores(x, plan, at, v_rows, memory.dy_across, memory.grad_strip);
-        for (int64_t j = 0; j < at.columns; j += kNr) Gradients(x, plan, at, j, memory);
-        ByQueries(x, plan, at, memory.grad_strip, memory.k_down, x.dq, memory);
-        ByKeys(x, plan, at, memory.strip, memory.dy_down, dv, memory);
-        ByKeys(x, plan, at, memory.grad_strip, memory.q_down, dk, memory);
+        BlockGradients(x, plan, b, kv * group + unit / plan.blocks, unit % plan.blocks * plan.block, k_rows, v_rows, keys, dk, dv, memory);
       }
       if (plan.chunks > 1) {
         // Whoever is last adds up, in the order of the chunks.

@@ -224,7 +224,7 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.attention: ") + what); };
   const Implementation* implementation = Find(static_cast<Kernel>(kernel));
   if (implementation == nullptr) return invalid("this processor lacks the kernel that the executable was compiled for");
-  const bool is_backward = layouts.size() == 16;
+  const bool is_backward = layouts.size() == 20;
   if (sizes.size() != 6 || (layouts.size() != 12 && !is_backward) || masks.size() != 3 || dropout.size() != 3 || numbers.size() != 3) {
     return invalid("an attribute has the wrong length");
   }
@@ -234,15 +234,15 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   x.scale = AsFloat(numbers[0]), x.soft_cap = AsFloat(numbers[1]);
   x.dropout.is_on = dropout[0] != 0, x.dropout.scale = AsFloat(numbers[2]);
   x.dropout.threshold = static_cast<uint32_t>(dropout[1]), x.dropout.stream = static_cast<uint32_t>(dropout[2]);
-  const size_t arrays = layouts.size() / 4, count = arrays + (masks[2] != 0) + x.dropout.is_on;
-  if (operands.size() != count || results.size() != (is_backward ? 3 : 1)) return invalid("operands or results are missing");
+  const size_t arrays = layouts.size() / 4, count = arrays + is_backward + (masks[2] != 0) + x.dropout.is_on;
+  if (operands.size() != count || results.size() != (is_backward ? 3 : 2)) return invalid("operands or results are missing");
   if (x.kv_heads < 1 || x.heads % x.kv_heads != 0 || x.window < 0) return invalid("the sizes do not fit");
-  Heads* const read[] = {&x.q, &x.k, &x.v, &x.dy};
+  Heads* const read[] = {&x.q, &x.k, &x.v, &x.dy, &x.out};
   for (size_t i = 0; i < arrays; ++i) {
     const auto operand = operands.get<ffi::AnyBuffer>(i);
     if (operand.has_error() || !IsFloat(*operand)) return invalid("an operand is neither f32 nor bf16");
     if (i == 0) x.is_bf16 = IsBf16(*operand);
-    const bool of_q = i == 0 || i == 3;
+    const bool of_q = i == 0 || i >= 3;
     if (IsBf16(*operand) != x.is_bf16 || !Place(*operand, layouts.begin() + 4 * i, x.batch, of_q ? x.heads : x.kv_heads,
                                                 of_q ? x.queries : x.keys, x.width, read[i])) {
       return invalid("the strides do not fit the operands");
@@ -250,8 +250,19 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   }
   if (x.is_bf16 == IsF32Only(static_cast<Kernel>(kernel))) return invalid("the kernel is for another type");
   if (implementation->attention.plan == nullptr) return invalid("the kernel has no attention");
+  const auto takes_statistics = [&x](const ffi::AnyBuffer& buffer) {
+    x.statistics = static_cast<float*>(buffer.untyped_data());
+    return buffer.element_type() == ffi::DataType::F32 && static_cast<int64_t>(buffer.element_count()) == 2 * x.batch * x.heads * x.queries;
+  };
+  if (is_backward) {
+    const auto statistics = operands.get<ffi::AnyBuffer>(arrays);
+    if (statistics.has_error() || !takes_statistics(*statistics)) return invalid("the statistics do not fit");
+  } else {
+    auto statistics = results.get<ffi::AnyBuffer>(1);
+    if (statistics.has_error() || !takes_statistics(**statistics)) return invalid("the statistics do not fit");
+  }
   if (masks[2] != 0) {
-    const auto mask = operands.get<ffi::AnyBuffer>(arrays);
+    const auto mask = operands.get<ffi::AnyBuffer>(arrays + is_backward);
     if (mask.has_error() || mask->element_type() != ffi::DataType::PRED || static_cast<int64_t>(mask->element_count()) != x.batch * x.keys) {
       return invalid("the key mask does not fit");
     }
@@ -265,7 +276,7 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
     std::memcpy(x.dropout.key, key->untyped_data(), key->element_count() * 4);
   }
   Heads* const written[] = {is_backward ? &x.dq : &x.out, &x.dk, &x.dv};
-  for (size_t i = 0; i < results.size(); ++i) {
+  for (size_t i = 0; i < (is_backward ? 3 : 1); ++i) {
     auto result = results.get<ffi::AnyBuffer>(i);
     if (result.has_error()) return invalid("a result is no array");
     const ffi::AnyBuffer& buffer = **result;
@@ -277,7 +288,7 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   }
 
   const AttentionImplementation& attention = implementation->attention;
-  const AttentionPlan plan = attention.plan(x, is_backward);
+  const AttentionPlan plan = attention.plan(x);
   if (!is_backward) {
     return OnAllThreads(pool, plan.parts, "xtrain.attention", [&attention, x, plan](std::atomic<int64_t>& next) { attention.forward(x, plan, next); });
   }
@@ -519,7 +530,7 @@ extern "C" void xtrain_cpp_register_kernels() {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.1", xtrain::kernels::kCallAttention) &
+    return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
            add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.norm.1", xtrain::kernels::kCallNorm) &
            add("xtrain.norm_grad.1", xtrain::kernels::kCallNormGradients);

@@ -34,15 +34,6 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
   }
 }
 
-// Rounds 32 f32 to bf16; those from the first `count` on are zero.
-inline __attribute__((always_inline)) void RoundRow(const float* from, int64_t count, uint32_t* to) {
-#ifdef __AVX512BF16__
-  const __m512 low = _mm512_maskz_loadu_ps(FirstBits(count, 16), from);
-  const __m512 high = _mm512_maskz_loadu_ps(FirstBits(count - 16, 16), from + 16);
-  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-#endif
-}
-
 // To L2.
 inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
@@ -187,6 +178,20 @@ struct Order {
   }
 };
 
+#ifdef __AVX512BF16__
+// Pairs of neighbours along k of 32 rows: of 16 from the first on, and of 16 from kSecond on.
+template <int kSecond>
+inline __attribute__((always_inline)) void Interleave(__m512i even, __m512i odd, __m512i& first, __m512i& second) {
+  alignas(64) static constexpr auto kOrders = [] {
+    std::array<uint16_t, 64> orders{};
+    for (int i = 0; i < 64; ++i) orders[i] = i / 32 * kSecond + i % 32 / 2 + i % 2 * 32;
+    return orders;
+  }();
+  first = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data()), odd);
+  second = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data() + 32), odd);
+}
+#endif
+
 // Words of up to 32 rows from r on that lie side by side: of 16 from the first on, and of 16 from kSecond on.
 template <int kSecond, bool kPairs, bool kBf16>
 class Across {
@@ -199,14 +204,7 @@ class Across {
       first = Row(k, ahead, second);
     } else {
 #ifdef __AVX512BF16__
-      alignas(64) static constexpr auto kOrders = [] {
-        std::array<uint16_t, 64> orders{};
-        for (int i = 0; i < 64; ++i) orders[i] = i / 32 * kSecond + i % 32 / 2 + i % 2 * 32;
-        return orders;
-      }();
-      const __m512i even = Pairs(2 * k, 2 * ahead), odd = Pairs(2 * k + 1, 2 * ahead);
-      first = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data()), odd);
-      second = _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrders.data() + 32), odd);
+      Interleave<kSecond>(Pairs(2 * k, 2 * ahead), Pairs(2 * k + 1, 2 * ahead), first, second);
 #endif
     }
   }

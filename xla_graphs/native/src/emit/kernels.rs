@@ -13,7 +13,7 @@ use xtrain_graphs::op::{
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
 const MATMUL: &str = "xtrain.matmul.2";
-const ATTENTION: &str = "xtrain.attention.1";
+const ATTENTION: &str = "xtrain.attention.2";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
 const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";
@@ -104,7 +104,7 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
     );
     call_of(
         ATTENTION,
-        results(&call.result_shapes(), call.is_backward()),
+        results(&call.result_shapes(), true),
         operands,
         config,
     )

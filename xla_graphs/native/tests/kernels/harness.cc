@@ -345,6 +345,12 @@ struct HeadsArray {
   int64_t heads, rows, width;
 
   int64_t Offset(int64_t b, int64_t h, int64_t t) const { return b * strides[0] + h * strides[1] + t * strides[2]; }
+  float Stored(int64_t i, bool is_bf16) const {
+    float wide = 0;
+    uint16_t low = 0;
+    std::memcpy(is_bf16 ? static_cast<void*>(&low) : &wide, &results[i * (is_bf16 ? 2 : 4)], is_bf16 ? 2 : 4);
+    return is_bf16 ? FromBf16(low) : wide;
+  }
   Heads Of(bool result) {
     char* data = result ? results.data() : values.bytes.data();
     return {data, {strides[0], strides[1], strides[2]}};
@@ -352,7 +358,7 @@ struct HeadsArray {
 };
 
 void RunAttention(const AttentionImplementation& kernel, const Attention& x, bool is_backward, int threads) {
-  const AttentionPlan plan = kernel.plan(x, is_backward);
+  const AttentionPlan plan = kernel.plan(x);
   AttentionSums sums = {std::vector<float>(plan.chunks > 1 && is_backward ? plan.parts * plan.sums : 0),
                         std::vector<std::atomic<int64_t>>(plan.parts / plan.chunks)};
   std::atomic<int64_t> next{0};
@@ -399,7 +405,8 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
   };
   HeadsArray q = make(x.heads, x.queries), k = make(x.kv_heads, x.keys), v = make(x.kv_heads, x.keys);
   HeadsArray out = make(x.heads, x.queries), dy = make(x.heads, x.queries);
-  x.q = q.Of(false), x.k = k.Of(false), x.v = v.Of(false), x.dy = dy.Of(false);
+  std::vector<float> statistics(2 * x.batch * x.heads * x.queries);
+  x.q = q.Of(false), x.k = k.Of(false), x.v = v.Of(false), x.dy = dy.Of(false), x.statistics = statistics.data();
   x.out = out.Of(true), x.dq = q.Of(true), x.dk = k.Of(true), x.dv = v.Of(true);
   const int threads = static_cast<int>(up_to(8));
   RunAttention(kernel, x, false, threads);
@@ -408,6 +415,7 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
   std::vector<double> want_out(out.values.numbers.size()), want_dq(q.values.numbers.size()), want_dk(k.values.numbers.size()), want_dv(v.values.numbers.size());
   std::vector<double> s(x.keys), p(x.keys), dp(x.keys), bend(x.keys);
   std::vector<char> sees(x.keys), keep(x.keys);
+  double largest = 0;  // term of a score's gradient: two of them may cancel
   for (int64_t b = 0; b < x.batch; ++b) {
     for (int64_t h = 0; h < x.heads; ++h) {
       const int64_t kv = h / (x.heads / x.kv_heads);
@@ -445,8 +453,14 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
           }
           projected += dp[key] * p[key];
         }
+        // By definition of what is stored, which counts where the difference from a dP is all that is left.
+        if (x.is_bf16) {
+          projected = 0;
+          for (int64_t d = 0; d < x.width; ++d) projected += grad[d] * static_cast<double>(out.Stored(out.Offset(b, h, t) + d, true));
+        }
         for (int64_t key = 0; key < x.keys; ++key) {
           const double ds = sees[key] ? x.scale * bend[key] * p[key] * (dp[key] - projected) : 0;
+          if (sees[key]) largest = std::max(largest, x.scale * p[key] * std::fabs(dp[key]));
           for (int64_t d = 0; d < x.width; ++d) {
             want_dq[q.Offset(b, h, t) + d] += ds * k.values.numbers[k.Offset(b, kv, key) + d];
             want_dk[k.Offset(b, kv, key) + d] += ds * query[d];
@@ -456,19 +470,16 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
     }
   }
   bool ok = true;
-  const auto compare = [&](const char* what, const HeadsArray& array, const std::vector<double>& want) {
+  const auto compare = [&](const char* what, const HeadsArray& array, const std::vector<double>& want, double terms) {
     const int64_t bytes = x.is_bf16 ? 2 : 4;
     std::vector<char> written(want.size());
-    double worst = 0, size = 0;
+    double worst = 0, size = terms;
     for (int64_t b = 0; b < x.batch; ++b) {
       for (int64_t h = 0; h < array.heads; ++h) {
         for (int64_t t = 0; t < array.rows; ++t) {
           for (int64_t d = 0; d < x.width; ++d) {
             const int64_t i = array.Offset(b, h, t) + d;
-            float got = 0;
-            uint16_t low = 0;
-            std::memcpy(x.is_bf16 ? static_cast<void*>(&low) : &got, &array.results[i * bytes], bytes);
-            if (x.is_bf16) got = FromBf16(low);
+            const float got = array.Stored(i, x.is_bf16);
             written[i] = 1;
             worst = std::isfinite(got) ? std::max(worst, std::fabs(got - want[i])) : 1e9;
             size = std::max(size, std::fabs(want[i]));
@@ -487,10 +498,10 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
                 number, what, worst, size, inside ? "" : ", written outside", long(x.batch), long(x.heads), long(x.kv_heads), long(x.queries),
                 long(x.keys), long(x.width), x.is_causal, long(x.window), x.key_mask != nullptr, x.dropout.is_on, x.soft_cap);
   };
-  compare("out", out, want_out);
-  compare("dq", q, want_dq);
-  compare("dk", k, want_dk);
-  compare("dv", v, want_dv);
+  compare("out", out, want_out, 0);
+  compare("dq", q, want_dq, largest);
+  compare("dk", k, want_dk, largest);
+  compare("dv", v, want_dv, 0);
   const std::vector<std::vector<char>> first = {out.results, q.results, k.results, v.results};
   RunAttention(kernel, x, false, 1 + threads % 8);
   RunAttention(kernel, x, true, 1 + threads % 8);
@@ -708,8 +719,9 @@ int Bench(int threads) {
       const int64_t size = b * h * t * d;
       std::vector<std::vector<float>> arrays(8, std::vector<float>(size, 0.01f));
       const auto heads = [&](int i, int64_t n) { return Heads{arrays[i].data(), {t * n * d, d, n * d}}; };
+      std::vector<float> statistics(2 * b * h * t);
       Attention x = {named.is_bf16, b, h, kv, t, t, d, heads(0, h), heads(1, kv), heads(2, kv), 0.125f, 0, true, 0, nullptr, {},
-                     heads(3, h), heads(4, h), heads(5, h), heads(6, kv), heads(7, kv)};
+                     heads(3, h), statistics.data(), heads(4, h), heads(5, h), heads(6, kv), heads(7, kv)};
       for (const bool is_backward : {false, true}) {
         std::vector<double> times;
         for (int i = 0; i < 20; ++i) {
