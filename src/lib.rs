@@ -56,6 +56,26 @@
 //! and no sharding) and `xtrain_graphs` (lazy tensors, automatic differentiation, optimizers,
 //! graph passes, lowering to HLO). `docs/tour.md` follows one training step through all of them.
 
+// In the place of the standard library's, which panic where the output is gone; a test's own output is
+// captured by those.
+#[cfg(not(test))]
+macro_rules! print {
+    ($($text:tt)*) => { $crate::report::output::print(format_args!($($text)*)) };
+}
+#[cfg(not(test))]
+macro_rules! println {
+    () => { print!("\n") };
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+#[cfg(not(test))]
+macro_rules! eprint {
+    ($($text:tt)*) => { $crate::report::output::complain(format_args!($($text)*)) };
+}
+#[cfg(not(test))]
+macro_rules! eprintln {
+    ($($text:tt)*) => { eprint!("{}\n", format_args!($($text)*)) };
+}
+
 pub mod commands;
 
 pub mod engine;

@@ -53,6 +53,7 @@ fn train_dataset(
         length,
         labels: None,
         quiet: true,
+        spaces_words: false,
     };
     let rows = set(task, &context, Split::Train)?.rows;
     assert!(rows.is_packed());

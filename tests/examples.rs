@@ -87,6 +87,7 @@ fn train_set(
             given: false,
         }),
         quiet: true,
+        spaces_words: false,
     };
     set(task, &context, Split::Train).unwrap()
 }

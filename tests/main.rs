@@ -1,6 +1,7 @@
 //! Integration tests: what a user sees. One binary, one module for each area, so that linking stays
 //! short.
 
+mod alike;
 mod cache;
 mod cli;
 mod compare;
@@ -21,6 +22,7 @@ mod migration;
 mod models;
 mod neuron;
 mod optimizers;
+mod output;
 mod parallel;
 mod pipelines;
 mod precision;

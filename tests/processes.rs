@@ -57,7 +57,7 @@ pub(crate) struct Launched {
     seen: Vec<String>,
 }
 
-fn start(mut command: std::process::Command) -> Launched {
+pub(crate) fn start(mut command: std::process::Command) -> Launched {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -534,7 +534,7 @@ fn waiting_node(bench: &Bench, port: u16, secret: &str) -> Launched {
     start(process)
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

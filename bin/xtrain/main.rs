@@ -42,7 +42,7 @@ fn invoke() -> Result<u8, Error> {
         Invocation::Run { command, notes } => {
             for note in notes {
                 let head = paint(&std::io::stderr(), Tone::Warning, "note:");
-                eprintln!("{head} {note}");
+                let _ = writeln!(std::io::stderr(), "{head} {note}");
             }
             commands::run(command).map(|outcome| outcome.exit_code())
         }

@@ -8,6 +8,14 @@ use serde_json::{Map, Value};
 /// do, as (usual name, the family's name).
 pub(crate) type AttributeMap = &'static [(&'static str, &'static str)];
 
+/// The sizes that transformers' own `attribute_map`s rename; the other names of an [`AttributeMap`] are ours.
+const MAPPED: [&str; 4] = [
+    "hidden_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+];
+
 /// The keys of a `config.json` in their order, and where they came from (for messages).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -70,6 +78,13 @@ impl Config {
         self.values.insert(key.to_string(), value.into());
     }
 
+    /// Without keys that a family does not have: transformers does not look at them either.
+    pub(crate) fn without(&self, keys: &[&str]) -> Config {
+        let mut config = self.clone();
+        keys.iter().for_each(|key| config.remove(key));
+        config
+    }
+
     /// Takes a key out, if it is there.
     pub(crate) fn remove(&mut self, key: &str) {
         self.values.remove(key);
@@ -89,6 +104,22 @@ impl Config {
             source: self.source.clone(),
             names: &[],
         }
+    }
+
+    /// This configuration by the usual names, with what it lacks taken from a family's `defaults`. As
+    /// transformers has it, a size may also be called by its usual name where the family has another.
+    pub(crate) fn of_family(&self, defaults: Config, names: AttributeMap) -> Config {
+        let mut read = self.over(defaults).named(names);
+        for usual in MAPPED {
+            let own = read.key(usual);
+            if own != usual
+                && !self.values.contains_key(own)
+                && let Some(value) = self.values.get(usual)
+            {
+                read.set(own, value.clone());
+            }
+        }
+        read
     }
 
     /// The value of a key that is present and not null.

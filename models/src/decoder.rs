@@ -48,6 +48,7 @@ impl Decoder {
     /// `config`, and refuses what no model here implements.
     pub fn read(config: Config, read: &Config, head: HeadKind) -> Result<Self> {
         read.refuse_unbuilt()?;
+        let read = &read.without(&["head_dim", "num_key_value_heads"]);
         let hidden_size = read.size("hidden_size")?;
         Ok(Decoder {
             info: ModelInfo {

@@ -85,6 +85,7 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
         false,
         "only learned positions are implemented",
     )?;
+    let read = read.without(&["layer_norm_eps", "type_vocab_size"]);
     let form = Form {
         base: "distilbert",
         layers: "transformer.layer",

@@ -116,9 +116,9 @@ struct GptNeoX {
 impl GptNeoX {
     fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
         read.refuse_unbuilt()?;
+        let read = read.without(&["head_dim", "num_key_value_heads"]);
         let info = ModelInfo {
             pooling: Pooling::last_token(&read)?,
-            head_dim: read.head_dim()?,
             ..ModelInfo::read(config, &read, head)?
         };
         let keys = RotaryKeys {

@@ -129,7 +129,7 @@ pub fn build(mut config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
         return Err(config.unsupported("model_type", reason));
     };
     head::write_head(&mut config, &class, head)?;
-    let read = config.over(family.defaults()).named(family.names);
+    let read = config.of_family(family.defaults(), family.names);
     let model = (family.build)(config, read, head)?;
     declare(&*model)?;
     Ok(model)
@@ -261,6 +261,7 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
@@ -313,6 +314,55 @@ mod tests {
             ("Phi-3-mini-4k-instruct", HeadKind::CausalLm, 3_821_079_552),
         ] {
             assert_eq!(testing::elements(name, head), count, "{name}");
+        }
+    }
+
+    /// As transformers reads them: sizes by their usual names too, and not what a family does not have.
+    #[test]
+    fn settings_count_where_transformers_reads_them() {
+        let small = |model_type: &str, settings: serde_json::Value| {
+            let mut values = serde_json::Map::new();
+            values.insert("model_type".into(), model_type.into());
+            values.extend(settings.as_object().unwrap().clone());
+            let config = Config::new(values, "small");
+            let head = HeadKind::of(&config).unwrap();
+            build(config, head).unwrap()
+        };
+        for (model_type, own) in [
+            (
+                "gpt2",
+                json!({"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+            ),
+            (
+                "gptj",
+                json!({"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}),
+            ),
+            (
+                "distilbert",
+                json!({"dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}),
+            ),
+        ] {
+            let usual = json!({"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+                "rotary_dim": 4});
+            let of = |model: &dyn Model| {
+                let info = model.info();
+                let sizes = [info.heads, info.kv_heads, info.head_dim, info.max_positions];
+                (sizes, model.parameters())
+            };
+            let model = small(model_type, own.clone());
+            assert_eq!(of(&*model).0, [4, 4, 12, 64], "{model_type}");
+            assert_eq!(of(&*small(model_type, usual)), of(&*model), "{model_type}");
+            let mut foreign = own;
+            foreign["type_vocab_size"] = 2.into();
+            if model_type != "distilbert" {
+                foreign["head_dim"] = 64.into();
+                foreign["num_key_value_heads"] = 2.into();
+            }
+            assert_eq!(
+                of(&*small(model_type, foreign)),
+                of(&*model),
+                "{model_type}"
+            );
         }
     }
 

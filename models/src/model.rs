@@ -31,6 +31,9 @@ pub struct ModelInfo {
     pub head_dim: usize,
     /// What a sequence classifier reads.
     pub pooling: Pooling,
+    /// Whether its byte-level tokenizer puts a space before each word of a sentence that comes as words:
+    /// what run_ner asks of RoBERTa's alone.
+    pub spaces_words: bool,
     /// Standard deviation of new matrices.
     pub initializer_range: f64,
     pub(crate) declaration: OnceLock<Declaration>,
@@ -87,6 +90,7 @@ impl ModelInfo {
             kv_heads,
             head_dim,
             pooling: Pooling::FirstToken,
+            spaces_words: false,
             initializer_range: read.float_or("initializer_range", 0.02)?,
             declaration: OnceLock::new(),
         })

@@ -159,7 +159,11 @@ impl ModernBert {
             padding_idx: read.padding_idx()?,
             is_local: local_layers(&read, read.layers()?)?,
             // Sizes are below 2^31.
-            window: (read.size("local_attention")? / 2 + 1) as u32,
+            window: (match read.optional_size("sliding_window")? {
+                // A property of transformers' configuration, which sets the other one.
+                Some(to_one_side) => to_one_side,
+                None => read.size("local_attention")? / 2,
+            } + 1) as u32,
             rotaries: [
                 Rotary::read(&read, info.head_dim, &FULL)?,
                 Rotary::read(&read, info.head_dim, &LOCAL)?,

@@ -103,6 +103,7 @@ fn build(config: Config, _: Config, head: HeadKind) -> Result<Box<dyn Model>> {
         ));
     };
     encoder.info.max_positions = positions;
+    encoder.info.spaces_words = true;
     encoder.positions = Positions::AfterPadding(padding_idx);
     Ok(Box::new(encoder))
 }

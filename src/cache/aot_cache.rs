@@ -273,7 +273,10 @@ impl AotCache {
         match store.insert(header, parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
             Ok(()) => drop(store.evict(self.settings.max_bytes, &id)),
-            Err(error) => eprintln!("warning: compiled graphs are not kept: {error}"),
+            Err(error) => eprintln!(
+                "warning: compiled graphs are not kept: {}",
+                error.naming("--cache_dir")
+            ),
         }
     }
 }

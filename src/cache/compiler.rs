@@ -47,6 +47,9 @@ pub(super) struct Made {
 /// compiled in another version was compiled again.
 type Found = (Executable, Option<Duration>, Option<String>);
 
+/// Why a graph that is stored is compiled again.
+const UNUSABLE: &str = "the stored one is damaged or has no executable";
+
 impl Compiler {
     pub fn new(
         client: Client,
@@ -180,13 +183,14 @@ impl Compiler {
             }
             // Why is a long story; telemetry keeps it, and `cache explain` tells it again.
             let details = match store {
-                Some(_) => format!("; `xtrain cache explain {:.8}` says what changed", key.id()),
-                None => format!(": {reason}"),
+                _ if reason == UNUSABLE => format!("({reason})"),
+                Some(_) => format!(
+                    "(new configuration); `xtrain cache explain {:.8}` says what changed",
+                    key.id()
+                ),
+                None => format!("(new configuration): {reason}"),
             };
-            say(&format!(
-                "compiling {} (new configuration){details}",
-                graph.name
-            ));
+            say(&format!("compiling {} {details}", graph.name));
         }
         Ok((self.compile(graph, key, origin)?, None, reason))
     }
@@ -272,7 +276,10 @@ impl Compiler {
         match store.insert(header, &parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
             Ok(()) => drop(store.evict(self.settings.max_bytes, &key.id())),
-            Err(error) => self.warn(format!("compiled graphs are not kept: {error}")),
+            Err(error) => self.warn(format!(
+                "compiled graphs are not kept: {}",
+                error.naming("--cache_dir")
+            )),
         }
     }
 
@@ -301,7 +308,7 @@ impl Compiler {
         });
         let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {
-            return Some("the stored one is damaged or has no executable".into());
+            return Some(UNUSABLE.into());
         }
         let stored = store
             .open(id)

@@ -27,26 +27,37 @@ pub use crate::engine::{Error, Outcome};
 
 use crate::distributed::ProcessGroup;
 use crate::distributed::job::Ended;
+use crate::report::output;
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
     // A training run goes on when nobody reads its lines any more; what only prints ends with its
     // reader (`cache show | head`).
-    if !matches!(
+    let goes_on = matches!(
         command,
         Command::Train(_)
             | Command::Quickstart(_)
             | Command::Launch(_)
             | Command::Scaling(_)
             | Command::Sweep(_)
-    ) {
+    );
+    if !goes_on {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     // A file that would grow beyond a limit is an error, as on a full disk.
     // SAFETY: as above.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let outcome = dispatch(command);
+    let outcome = dispatch(command).and_then(|outcome| match output::lost() {
+        Some(error) if goes_on => {
+            eprintln!("warning: standard output could not be written: {error}");
+            Ok(outcome)
+        }
+        Some(error) => Err(Error::failed(format!(
+            "writing to standard output: {error}"
+        ))),
+        None => Ok(outcome),
+    });
     if let Some(group) = ProcessGroup::joined() {
         group.leave(match &outcome {
             Ok(_) => Ended::Well,

@@ -4,7 +4,7 @@ use super::{Error, Outcome};
 use crate::checkpoint::atomic;
 use crate::config::PredictPlan;
 use crate::engine::{Run, failed};
-use std::io::Write;
+use crate::report::output;
 use std::path::Path;
 
 /// Predicts as the plan says, and writes the predictions.
@@ -30,8 +30,7 @@ pub fn save(text: &str, rows: usize, path: Option<&Path>) -> Result<(), Error> {
             atomic::write_bytes(path, text.as_bytes()).map_err(failed("saving the predictions"))?;
             println!("labelled {rows} rows: {}", path.display());
         }
-        // Whoever read the output went away: nobody is left to report to.
-        None => drop(std::io::stdout().write_all(text.as_bytes())),
+        None => output::write(text.as_bytes()),
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use super::{Error, Outcome};
 use crate::checkpoint::atomic;
 use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
 use crate::engine::failed;
+use crate::report::output;
 use crate::report::page::{self, Report};
 use crate::report::runs::{Axis, losses, read};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The page that a training run writes.
@@ -52,9 +52,7 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
                 written.map_err(|error| error.with_hint("--output FILE writes it elsewhere"))?;
                 eprintln!("written: {}", path.display());
             }
-            None => std::io::stdout()
-                .write_all(&text)
-                .map_err(failed("writing the report"))?,
+            None => output::write(&text),
         }
     }
     Ok(Outcome::Done)

@@ -4,7 +4,7 @@
 use super::choices::Strategy;
 use super::command::sets::{CLS, EVAL, PREDICT, TRAIN, TRAINING};
 use super::command::{CommandName, TaskName};
-use super::flags::{FLAGS, Flag, Flags};
+use super::flags::{FLAGS, Flag, Flags, Section};
 use super::lookup;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
@@ -12,6 +12,61 @@ use crate::report::runs::runs_in;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+/// The sections whose settings decide what the processes of a run do together.
+const TOGETHER: [Section; 7] = [
+    Section::Data,
+    Section::Batches,
+    Section::Optimizer,
+    Section::Precision,
+    Section::Parallel,
+    Section::Checkpoints,
+    Section::Evaluation,
+];
+
+/// Those in other sections that do.
+const ALSO_TOGETHER: [&str; 12] = [
+    "attention_dropout_kernel",
+    "attn_implementation",
+    "cpu_kernels",
+    "device",
+    "do_eval",
+    "do_predict",
+    "do_train",
+    "include_num_input_tokens_seen",
+    "logging_first_step",
+    "logging_steps",
+    "logging_strategy",
+    "seed",
+];
+
+/// Those in these sections that each process may have for itself: where a machine keeps its files, and how
+/// it reads them.
+const APART: [&str; 7] = [
+    "dataloader_num_workers",
+    "overwrite_cache",
+    "preprocessing_num_workers",
+    "resume_from_checkpoint",
+    "test_file",
+    "train_file",
+    "validation_file",
+];
+
+/// Of a run's settings by their flags' names, those that all of its processes have to have alike.
+pub fn together(settings: &BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
+    let is_shared = |name: &str| {
+        let mut sections = FLAGS.iter().filter(|flag| flag.name == name);
+        let is_of = |flag: &Flag| {
+            flag.section
+                .is_some_and(|section| TOGETHER.contains(&section))
+        };
+        ALSO_TOGETHER.contains(&name) || (sections.any(is_of) && !APART.contains(&name))
+    };
+    let shared = settings.iter().filter(|(name, _)| is_shared(name));
+    shared
+        .map(|(name, value)| (name.to_string(), value.clone()))
+        .collect()
+}
 
 /// The flags whose values are nobody else's business.
 const SECRETS: [&str; 2] = ["token", "hub_token"];
@@ -152,6 +207,19 @@ pub fn local_files(files: &[PathBuf]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_share_what_decides_their_steps() {
+        let all = FLAGS.iter().map(|flag| (flag.name, "x".to_string()));
+        let shared = together(&all.collect());
+        for name in ALSO_TOGETHER.iter().chain(&["learning_rate", "bf16"]) {
+            assert!(shared.contains_key(*name), "{name}");
+        }
+        for name in APART.iter().chain(&["output_dir", "cpu_threads"]) {
+            assert!(!shared.contains_key(*name), "{name}");
+            assert!(FLAGS.iter().any(|flag| flag.name == *name), "{name}");
+        }
+    }
 
     #[test]
     fn a_token_is_not_kept() {

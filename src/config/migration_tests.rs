@@ -277,6 +277,10 @@ All settings in the tables below are known, under the same name and with the sam
 no number depends on, and refused, with what to use instead, where the run would not be what was asked for. All refusals of a command line are
 printed at once, with what is missing in the files that it names: columns, a model of the task's family, weights, a tokenizer.
 
+What a log says differs in two places. In `train clm` transformers counts the first label of each row, which predicts nothing, so its loss, eval_loss and
+grad_norm are (T-1)/T of those here, T the block size. With gradient accumulation its classifiers and regressions log the sum of
+the steps' losses, and clip its gradient; here it is the mean, as without accumulation.
+
 A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
 place in the data follows from the number of steps. In transformers `do_train` must be given to train; here it is the default.
 ";

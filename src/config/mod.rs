@@ -49,7 +49,7 @@ mod started;
 mod sweep;
 
 pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
-pub use derived::without_secrets;
+pub use derived::{together, without_secrets};
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{

@@ -14,6 +14,7 @@ use crate::tasks::{
 };
 use crate::trainer::settings::{BestRule, EarlyStopping};
 use std::path::{Path, PathBuf};
+use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
 
 /// Where the model comes from; `None` if nothing names one.
@@ -161,7 +162,10 @@ pub fn best(flags: &Flags) -> Option<BestRule> {
     let load_at_end = *flags.load_best_model_at_end;
     let named = flags.metric_for_best_model.as_deref();
     let saves_best = *flags.save_strategy == SaveStrategy::Best;
-    if named.is_none() && flags.early_stopping_patience.is_none() && !load_at_end && !saves_best {
+    // As TrainingArguments has it, this schedule judges by a metric too.
+    let by_plateau = *flags.lr_scheduler_type == ScheduleType::ReduceLrOnPlateau;
+    let stops_early = flags.early_stopping_patience.is_some();
+    if named.is_none() && !(stops_early || load_at_end || saves_best || by_plateau) {
         return None;
     }
     let metric = named.unwrap_or("loss");

@@ -240,23 +240,27 @@ impl SequenceEncoder {
 }
 
 /// Encodes sentences that come as words, as `tokenizer(words, is_split_into_words=True,
-/// truncation=True)` does. Byte-level tokenizers put a space before each word, as run_ner has it.
+/// truncation=True)` does.
 #[derive(Clone, Debug)]
 pub struct WordEncoder(SequenceEncoder);
 
 impl WordEncoder {
-    /// See [`SequenceEncoder::new`].
+    /// See [`SequenceEncoder::new`]. `spaces`: a byte-level tokenizer puts a space before each word.
     ///
     /// # Errors
     /// The length leaves no room beside special tokens.
-    pub fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<WordEncoder> {
+    pub fn new(
+        tokenizer: &Tokenizer,
+        max_length: Option<usize>,
+        spaces: bool,
+    ) -> Result<WordEncoder> {
         let mut encoder = SequenceEncoder::new(tokenizer, max_length)?;
-        let mut texts = (*encoder.texts).clone();
-        if let Some(mut splitter) = texts.get_pre_tokenizer().cloned() {
+        if spaces && let Some(mut splitter) = encoder.texts.get_pre_tokenizer().cloned() {
+            let mut texts = (*encoder.texts).clone();
             set_prefix_space(&mut splitter);
             texts.with_pre_tokenizer(Some(splitter));
+            encoder.texts = Arc::new(texts);
         }
-        encoder.texts = Arc::new(texts);
         Ok(WordEncoder(encoder))
     }
 

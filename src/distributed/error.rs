@@ -44,6 +44,8 @@ pub enum Error {
         "the process at {endpoint} does not know the secret, so it is not the rendezvous of this job"
     )]
     Impostor { endpoint: String },
+    #[error("rank {rank} is {by} already: each process of a job has a rank of its own")]
+    Taken { rank: usize, by: String },
     #[error("the connection to the rendezvous at {endpoint} was lost: {reason}")]
     Lost { endpoint: String, reason: String },
     #[error(

@@ -3,9 +3,11 @@
 
 use super::environment::RankInfo;
 use super::job::{Ended, JobSettings, LOST_RENDEZVOUS, LastStep};
+use super::secret::nonce;
 use super::server::Server;
 use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -24,12 +26,24 @@ const FAREWELL: Duration = Duration::from_secs(30);
 /// The process's own group; there is at most one.
 static JOINED: OnceLock<Arc<ProcessGroup>> = OnceLock::new();
 
+/// Something that a process has otherwise than rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub name: String,
+    /// This process's.
+    pub own: Option<String>,
+    /// Rank 0's.
+    pub first: Option<String>,
+}
+
 pub struct ProcessGroup {
     member: RankInfo,
     /// Connections that nobody is using. A question that waits for an answer keeps its own.
     idle: Mutex<Vec<Connection>>,
     /// Steps made, for heartbeats.
     step: AtomicU64,
+    /// Comparisons with rank 0 made.
+    comparisons: AtomicU64,
     /// A signal somewhere in the job asks for its end, as a heartbeat's answer said.
     stop: AtomicBool,
     /// The rendezvous that was joined, so that another one is not taken for it.
@@ -59,12 +73,18 @@ impl ProcessGroup {
             .transpose()?;
         let first = connect(member, timeouts.join)?;
         let host = first.local_address()?.ip();
+        let (first, by) = claim_rank(first, member.rank)?;
+        if let Some(by) = by {
+            let rank = member.rank;
+            return Err(Error::Taken { rank, by });
+        }
         let job = first.job().to_string();
         let idle = Mutex::new(vec![first]);
         let group = Arc::new(ProcessGroup {
             member: member.clone(),
             idle,
             step: AtomicU64::new(0),
+            comparisons: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             job,
             host,
@@ -162,6 +182,29 @@ impl ProcessGroup {
         let value = decide();
         self.put(key, &value)?;
         Ok(value)
+    }
+
+    /// What this process has otherwise than rank 0, of what both must have alike: by name, its own and rank
+    /// 0's, `None` where one lacks it. Every process makes the same comparisons in the same order.
+    ///
+    /// # Errors
+    /// If the rendezvous is lost, or rank 0 does not come to it.
+    pub fn differences(&self, own: &BTreeMap<String, String>) -> Result<Vec<Difference>> {
+        let text = serde_json::to_vec(own).expect("text");
+        let number = self.comparisons.fetch_add(1, Ordering::Relaxed);
+        let first = self.from_first(&format!("alike/{number}"), || text)?;
+        let first: BTreeMap<String, String> =
+            serde_json::from_slice(&first).map_err(|_| self.strange())?;
+        let names: BTreeSet<&String> = own.keys().chain(first.keys()).collect();
+        let differing = names
+            .into_iter()
+            .filter(|name| own.get(*name) != first.get(*name));
+        let of = |name: &String| Difference {
+            name: name.clone(),
+            own: own.get(name).cloned(),
+            first: first.get(name).cloned(),
+        };
+        Ok(differing.map(of).collect())
     }
 
     /// Whether a signal to some process asks all of them to stop. Asks nobody: the answers to
@@ -282,6 +325,27 @@ impl ProcessGroup {
         let _ = first_beat.recv();
         Ok(())
     }
+}
+
+/// Takes a rank, of which there is one; else whose it is.
+fn claim_rank(mut connection: Connection, rank: usize) -> Result<(Connection, Option<String>)> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let own = format!(
+        "process {} on {} ({})",
+        std::process::id(),
+        host.trim(),
+        nonce()
+    );
+    let request = Request::PutFirst {
+        key: format!("rank/{rank}"),
+        value: own.clone().into_bytes(),
+    };
+    let by = match connection.ask(&request, AT_ONCE)? {
+        Reply::Value(Some(value)) => String::from_utf8_lossy(&value).into_owned(),
+        _ => own.clone(),
+    };
+    let name = by.split(" (").next().unwrap_or(&by).to_string();
+    Ok((connection, (by != own).then_some(name)))
 }
 
 /// Connects as a rank; retries for `patience`.

@@ -194,6 +194,11 @@ pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value 
             settings[name] = given.to_string().into();
         }
     }
+    for (name, is_on) in [("bf16", &train.flags.bf16), ("fp16", &train.flags.fp16)] {
+        if **is_on {
+            settings[name] = true.into();
+        }
+    }
     for (name, given) in train.flags.given_of_graphs() {
         settings[name] = serde_json::from_str(given).unwrap_or_else(|_| given.into());
     }

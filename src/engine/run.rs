@@ -2,16 +2,18 @@
 
 use super::batches::BatchForm;
 use super::device::lock_output_dir;
-use super::error::Error;
+use super::error::{Error, failed};
 use super::execution::Execution;
 use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
 use crate::cache::Origin;
+use crate::checkpoint::hash;
 use crate::checkpoint::lock::Lock;
 use crate::config::{self, Command, Device, Invocation, RunPlan, TrainSettings};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
+use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
 use crate::report::progress::say;
 use crate::report::trackers::RunEnd;
@@ -22,6 +24,7 @@ use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::RunLog;
 use crate::trainer::session::Session;
 use crate::trainer::settings::ExampleOrder;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -135,6 +138,14 @@ impl Run {
         let (loaded, mut task, tokenizer) = load_task(&plan, purpose, head)?;
         check_best(&plan.train, &task)?;
         check_smoothing(&plan.train, &*loaded.model)?;
+        let mut alike = config::together(&plan.settings);
+        alike.insert("the tokenizer".into(), tokenizer.fingerprint().into());
+        let model = json!(loaded.model.config().values()).to_string();
+        let model = hash::sha256(model.as_bytes());
+        alike.insert("the model's configuration".into(), model);
+        let group = plan.device.settings.group();
+        let group = group.map_err(failed("joining the other processes"))?;
+        check_alike(group.as_deref(), "settings", &alike)?;
         let session = execution.session(&*loaded.model, origin_of(&plan, &*loaded.model, &task))?;
         let streams = plan.task.source().streaming.is_some();
         let reading = accounting::enter(Part::Tokenizing);
@@ -148,6 +159,16 @@ impl Run {
         let validation = set(plan.do_eval, Split::Validation)?;
         let test = set(plan.do_predict, Split::Test)?;
         drop(reading);
+        let sets = [
+            ("training", &train),
+            ("validation", &validation),
+            ("test", &test),
+        ];
+        let prints = sets.into_iter().filter_map(|(name, set)| {
+            let print = set.as_ref()?.rows.fingerprint();
+            Some((format!("the {name} set"), print))
+        });
+        check_alike(group.as_deref(), "data", &prints.collect())?;
         let run = Run {
             plan,
             tokenizer,
@@ -307,6 +328,37 @@ pub fn origin_of(plan: &RunPlan, model: &dyn Model, task: &TaskData) -> Origin {
     origin.of_evaluations = settings_of_evaluations(plan);
     origin.of_others = settings_of_training(plan);
     origin
+}
+
+/// All processes of a run have the same settings, or the same data.
+fn check_alike(
+    group: Option<&ProcessGroup>,
+    what: &str,
+    own: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let Some(group) = group else { return Ok(()) };
+    let compared = group.differences(own);
+    let differences = compared.map_err(failed("comparing this process with rank 0"))?;
+    if differences.is_empty() {
+        return Ok(());
+    }
+    // Digests of which a part tells them apart.
+    let shown = |value: &Option<String>| match value {
+        Some(value) => value.chars().take(40).collect::<String>(),
+        None => "none".into(),
+    };
+    let each = differences.iter().map(|difference| {
+        let (own, first) = (shown(&difference.own), shown(&difference.first));
+        format!("{} {own} (rank 0: {first})", difference.name)
+    });
+    Err(Error::usage(
+        format!(
+            "rank {} has other {what} than rank 0: {}",
+            group.rank_info().rank,
+            each.collect::<Vec<String>>().join(", ")
+        ),
+        "start every process of the run with the same flags, files and model",
+    ))
 }
 
 /// Only classes can be smoothed; whether labels are numbers may depend on the data.

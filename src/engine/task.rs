@@ -260,6 +260,7 @@ impl TaskData {
                 length: length.size,
                 labels,
                 quiet: run.quiet(),
+                spaces_words: model.info().spaces_words,
             },
             segments: None,
         };

@@ -9,7 +9,7 @@ use super::training_data::TrainingData;
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, TrainerState, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::{RunPlan, TrainSettings};
-use crate::data::Set;
+use crate::data::{LabelMap, Set};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
 use crate::report::progress::{Progress as Bar, Style};
@@ -129,7 +129,9 @@ impl Run {
         if let Some(trackers) = trackers {
             let (examples, evaluated) = (data.examples(), validation.as_ref().map(Set::len));
             let start = &start.progress;
-            for line in header(plan, model, session, &length, start, examples, evaluated) {
+            let classes = task.labels().filter(|map| !map.are_numbers());
+            let header = header(plan, model, session, &length, start, examples, evaluated);
+            for line in header.into_iter().chain(classes.map(labels)) {
                 state.log.note(&line);
             }
             state.log.track(trackers);
@@ -183,7 +185,7 @@ impl Run {
                 only_model: *flags.save_only_model,
             },
             evaluations: evaluation_times(settings),
-            trainer_state: constant_state(settings),
+            trainer_state: constant_state(settings, &length),
             model: &saved_model,
             optimizer_state: saved.map(|state| state.name.clone()).collect(),
             state: resuming.run,
@@ -223,6 +225,7 @@ impl Run {
                 progress.step - start.progress.step,
             ),
             runtime: began.elapsed().as_secs_f64(),
+            length,
         };
         accounting::proceed_to(Part::Rest);
         batches.warn_of_skipped_rows();
@@ -329,7 +332,7 @@ fn evaluation_times(settings: &TrainSettings) -> EvaluationTimes {
 }
 
 /// What `trainer_state.json` says at every step of a run.
-fn constant_state(settings: &TrainSettings) -> TrainerState {
+fn constant_state(settings: &TrainSettings, length: &RunLength) -> TrainerState {
     // transformers keeps its defaults where a strategy is not in steps.
     let steps = |cadence: Cadence| match cadence {
         Cadence::Steps(n) => n as f64,
@@ -338,7 +341,10 @@ fn constant_state(settings: &TrainSettings) -> TrainerState {
     TrainerState {
         eval_steps: steps(settings.eval),
         logging_steps: steps(settings.logging),
-        num_train_epochs: settings.flags.num_train_epochs.ceil() as u64,
+        num_train_epochs: match *settings.flags.max_steps {
+            Some(steps) => steps.div_ceil(length.updates_per_epoch),
+            None => settings.flags.num_train_epochs.ceil() as u64,
+        },
         save_steps: steps(settings.save),
         train_batch_size: Some(settings.per_device_train_batch_size as u64),
         ..Default::default()
@@ -475,6 +481,15 @@ fn header(
     ]
 }
 
+/// The classes, so that a number or a spelling that became one is seen.
+fn labels(map: &LabelMap) -> String {
+    let mut first: Vec<&str> = map.names().iter().take(8).map(String::as_str).collect();
+    if first.len() < map.len() {
+        first.push("...");
+    }
+    format!("labels    {}: {}", map.len(), first.join(", "))
+}
+
 /// Telemetry of steps and, from the process that writes, of graphs.
 fn telemetry_hook(plan: &RunPlan, session: &mut Session, start: &Progress) -> TelemetryHook {
     let member = plan.device.settings.member.as_ref();
@@ -541,6 +556,7 @@ fn load_best(
 
 /// What a run that reached its end did.
 struct Finished {
+    length: RunLength,
     progress: Progress,
     /// Optimizer steps made in this process.
     steps: u64,
@@ -612,7 +628,8 @@ fn finish(
         .checkpoints
         .remove_stale()
         .map_err(failed("removing an earlier run's checkpoints"))?;
-    let mut trainer_state = trainer_state(&constant_state(settings), state, &run.progress);
+    let constant = constant_state(settings, &run.length);
+    let mut trainer_state = trainer_state(&constant, state, &run.progress);
     if let Some(best) = &state.best {
         best.describe(&mut trainer_state, dir, None);
     }

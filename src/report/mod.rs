@@ -1,11 +1,12 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
 //! it imports nothing of ours, and everything but [`accounting`], [`progress`], [`memory`],
-//! [`notice`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
+//! [`notice`], [`output`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
 
 pub mod accounting;
 pub mod csv;
 pub mod memory;
 pub mod notice;
+pub mod output;
 pub mod page;
 pub mod panics;
 pub mod printable;

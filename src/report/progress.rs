@@ -6,7 +6,7 @@
 use super::terminal;
 use super::units::duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -141,15 +141,14 @@ impl Progress {
     /// Prints a line on standard output, above the bar.
     pub fn print(&self, line: &str) {
         self.bar.suspend(|| {
-            // The reader of the output is gone: the run continues, its records are in the log file.
-            let _ = writeln!(std::io::stdout(), "{line}");
+            println!("{line}");
         });
     }
 
     /// Prints a line on standard error, above the bar.
     pub fn note(&self, line: &str) {
         self.bar.suspend(|| {
-            let _ = writeln!(std::io::stderr(), "{line}");
+            eprintln!("{line}");
         });
     }
 

@@ -274,6 +274,8 @@ pub struct Context {
     pub labels: Option<RunLabels>,
     /// Nothing is drawn on the terminal.
     pub quiet: bool,
+    /// A byte-level tokenizer puts a space before each word of a sentence that comes as words.
+    pub spaces_words: bool,
 }
 
 impl Context {

@@ -19,6 +19,7 @@ pub fn context(
             given: named.is_some(),
         }),
         quiet: true,
+        spaces_words: false,
     }
 }
 

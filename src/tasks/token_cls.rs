@@ -30,6 +30,11 @@ use crate::trainer::evaluate::Metrics;
 const WORDS: [&str; 2] = ["tokens", "words"];
 const LABELS: [&str; 2] = ["ner_tags", "labels"];
 
+fn encoder(context: &Context) -> Result<WordEncoder> {
+    let length = Some(context.length);
+    WordEncoder::new(&context.tokenizer, length, context.spaces_words)
+}
+
 /// Sentences that a thread takes at a time.
 const GROUP: usize = 256;
 
@@ -105,7 +110,7 @@ impl Task for TokenClsDataSettings {
             continued: continued
                 .map(|(id, name)| Label::class(inside(name).unwrap_or(id) as u32))
                 .collect(),
-            encoder: WordEncoder::new(&context.tokenizer, Some(context.length))?,
+            encoder: encoder(context)?,
             length: context.length,
             padding: Padding::of(&self.padding, context.length, &context.tokenizer)?,
             settings: self.clone(),
@@ -116,6 +121,7 @@ impl Task for TokenClsDataSettings {
         let labels = context.run_labels();
         json!({
             "max_length": context.length,
+            "spaces": context.spaces_words,
             "label": self.label_column,
             "labels": labels.map.key(),
             "numbers": labels.given,
@@ -208,8 +214,7 @@ impl Labelled for TokenClsDataSettings {
     fn predictions(&self, predicted: &Predicted<'_>) -> String {
         let context = predicted.context;
         let labels = &context.run_labels().map;
-        let encoder = WordEncoder::new(&context.tokenizer, Some(context.length));
-        let encoder = encoder.expect("the test set was made with it");
+        let encoder = encoder(context).expect("the test set was made with it");
         let (mut text, mut unlabelled) = (String::new(), 0);
         for (sample, output) in predicted.samples.iter().zip(predicted.outputs) {
             let encoded = encoder.encode(&sample.texts);

@@ -207,7 +207,9 @@ pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) ->
     // Damaged entries are not passed on, but a named one must not be left out in silence.
     let mut good = Vec::new();
     for entry in chosen {
-        match (&entry.header, ids.is_empty()) {
+        let stored = store.open(&entry.id);
+        let whole = stored.and_then(|mut stored| stored.check_all());
+        match (whole, ids.is_empty()) {
             (Ok(_), _) => good.push(entry.id.as_str()),
             (Err(damage), true) => eprintln!("warning: leaving {} out: {damage}", entry.id),
             (Err(damage), false) => {

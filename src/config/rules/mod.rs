@@ -212,6 +212,7 @@ rules! {
     comparison_has_a_mesh for TRAINING in processes;
     comparison_is_one_process for TRAINING in processes;
     output_file_is_no_directory for PREDICT in output;
+    output_file_is_no_input for PREDICT in output;
     generate_needs_a_prompt for GENERATE
         if !flags.prompt.is_given() && !flags.prompt_file.is_given() && !*flags.chat =>
         "generate needs a text to continue",

@@ -5,6 +5,7 @@ use super::data::neighbour;
 use super::verdict::{Verdict, refuse};
 use crate::checkpoint::lock::RUN_LOCK;
 use crate::config::command::sets::{QUICKSTART, TOP};
+use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::distributed::RankInfo;
@@ -32,6 +33,27 @@ pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {
             "name the CSV file to write",
         ),
         _ => Ok(()),
+    }
+}
+
+pub fn output_file_is_no_input(flags: &Flags) -> Verdict {
+    let real = |path: &PathBuf| path.canonicalize().ok();
+    let Some(output) = flags.output_file.as_ref().and_then(real) else {
+        return Ok(());
+    };
+    let tests = local_files(&flags.test_file);
+    match tests
+        .iter()
+        .find(|file| real(file).as_ref() == Some(&output))
+    {
+        Some(file) => refuse(
+            format!(
+                "--output_file would replace the test file {}",
+                file.display()
+            ),
+            "name another file",
+        ),
+        None => Ok(()),
     }
 }
 

@@ -547,6 +547,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "is a directory",
     ),
     (
+        "output_file_is_no_input",
+        "predict cls --model_name_or_path @/model --test_file @/valid.csv --output_file @/valid.csv",
+        "would replace the test file",
+    ),
+    (
         "generate_needs_a_prompt",
         "generate --model_name_or_path @/model",
         "needs a text",
