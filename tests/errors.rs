@@ -568,6 +568,22 @@ fn weights_that_cannot_be_used() {
             1,
             &["model.safetensors", TENSOR, "not finite"],
         ),
+        (
+            "a head of its own in a tied model",
+            |p| {
+                edit(p, |t| {
+                    let mut head = t["transformer.wte.weight"].clone();
+                    head.1[0] += 1.0;
+                    t.insert("lm_head.weight".into(), head);
+                })
+            },
+            "EVAL",
+            1,
+            &[
+                "`lm_head.weight` is another tensor than `transformer.wte.weight`",
+                "tie_word_embeddings",
+            ],
+        ),
     ]);
 }
 

@@ -46,6 +46,15 @@ pub enum Error {
         "{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one"
     )]
     BrokenWeights { path: PathBuf, tensor: String },
+    #[error(
+        "{path}: `{tensor}` is another tensor than `{parameter}`, which the configuration ties it to; if it is to be one of its own, set \
+         `tie_word_embeddings` to false in config.json, else take it out of the file"
+    )]
+    NotTied {
+        path: PathBuf,
+        tensor: String,
+        parameter: String,
+    },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
     #[error("there is no metric `{name}`; those of this evaluation are {known}")]

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use xtrain_graphs::optim::MASTER_WEIGHT;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{Init, Model, ParameterSpec, StoredName, stored_name};
+use xtrain_models::{HeadKind, Init, Model, ParameterSpec, StoredName, stored_name};
 
 /// Elements that one random stream fills: small enough to share a large embedding between cores.
 const STREAM_ELEMENTS: usize = 1 << 16;
@@ -203,6 +203,7 @@ pub fn load_with_head(
     seed: u64,
 ) -> Result<()> {
     let fit = fit(model, weights, head)?;
+    check_copies(model, weights, &fit)?;
     for parameter in &model.parameters() {
         if fit.new.contains(&parameter.name) {
             initialize(session, std::slice::from_ref(parameter), seed)?;
@@ -222,6 +223,36 @@ pub fn load_with_head(
             });
         }
         set_weight(session, parameter, &bytes, &shape)?;
+    }
+    Ok(())
+}
+
+/// A language model's file may hold its head besides what the head is tied to. That is a copy: of another
+/// tensor transformers 5 makes a head that is not tied, whatever the configuration says.
+fn check_copies(model: &dyn Model, weights: &Weights, fit: &Fit) -> Result<()> {
+    if !matches!(model.head_kind(), HeadKind::CausalLm | HeadKind::MaskedLm) {
+        return Ok(());
+    }
+    let parameters = model.parameters();
+    for view in weights.iter() {
+        let is_used = fit.stored.values().any(|name| name == view.name);
+        let of_vocabulary = view.shape.dims.first() == Some(&model.vocab_size());
+        if is_used || !of_vocabulary || !view.shape.dtype.is_float() {
+            continue;
+        }
+        let tied = parameters.iter().find(|p| p.dims == view.shape.dims);
+        let Some((parameter, stored)) = tied.and_then(|p| Some((p, fit.stored.get(&p.name)?)))
+        else {
+            continue;
+        };
+        let shape = parameter_shape(parameter, DType::F32);
+        if weights.read(view.name, &shape)? != weights.read(stored, &shape)? {
+            return Err(Error::NotTied {
+                path: weights.path().to_path_buf(),
+                tensor: view.name.to_string(),
+                parameter: stored.clone(),
+            });
+        }
     }
     Ok(())
 }
