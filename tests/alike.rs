@@ -62,7 +62,7 @@ fn processes_of_other_settings_end_the_run_at_its_start() {
         let printed: Vec<&str> = runs.iter().map(|run| run.stdout.as_str()).collect();
         assert_eq!(runs[1].code, Some(2), "{other}: {printed:?}");
         assert!(printed[1].contains(message), "{other}: {}", printed[1]);
-        // The other one is told.
+        // Rank 0 fails too, and names rank 1.
         assert_ne!(runs[0].code, Some(0), "{other}: {}", printed[0]);
         assert!(printed[0].contains("rank 1"), "{other}: {}", printed[0]);
     }

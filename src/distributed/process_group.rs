@@ -7,6 +7,7 @@ use super::secret::nonce;
 use super::server::Server;
 use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
+use crate::report::telemetry::host;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,13 +72,9 @@ impl ProcessGroup {
         let server = hosts
             .then(|| Server::start(&member.endpoint, member.secret.clone(), settings))
             .transpose()?;
-        let first = connect(member, timeouts.join)?;
+        let mut first = connect(member, timeouts.join)?;
         let host = first.local_address()?.ip();
-        let (first, by) = claim_rank(first, member.rank)?;
-        if let Some(by) = by {
-            let rank = member.rank;
-            return Err(Error::Taken { rank, by });
-        }
+        claim_rank(&mut first, member.rank)?;
         let job = first.job().to_string();
         let idle = Mutex::new(vec![first]);
         let group = Arc::new(ProcessGroup {
@@ -327,25 +324,27 @@ impl ProcessGroup {
     }
 }
 
-/// Takes a rank, of which there is one; else whose it is.
-fn claim_rank(mut connection: Connection, rank: usize) -> Result<(Connection, Option<String>)> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let own = format!(
-        "process {} on {} ({})",
-        std::process::id(),
-        host.trim(),
-        nonce()
-    );
+/// Takes a rank, which one process has.
+///
+/// # Errors
+/// If another process has it.
+fn claim_rank(connection: &mut Connection, rank: usize) -> Result<()> {
+    let name = format!("process {} on {}", std::process::id(), host());
+    // Process numbers are unique on one machine only, and names of containers need not be.
+    let own = [name, nonce()];
     let request = Request::PutFirst {
         key: format!("rank/{rank}"),
-        value: own.clone().into_bytes(),
+        value: own.join("\n").into_bytes(),
     };
-    let by = match connection.ask(&request, AT_ONCE)? {
-        Reply::Value(Some(value)) => String::from_utf8_lossy(&value).into_owned(),
-        _ => own.clone(),
+    let Reply::Value(Some(holder)) = connection.ask(&request, AT_ONCE)? else {
+        return Ok(());
     };
-    let name = by.split(" (").next().unwrap_or(&by).to_string();
-    Ok((connection, (by != own).then_some(name)))
+    let holder = String::from_utf8_lossy(&holder);
+    if holder == own.join("\n") {
+        return Ok(());
+    }
+    let by = holder.lines().next().unwrap_or_default().to_string();
+    Err(Error::Taken { rank, by })
 }
 
 /// Connects as a rank; retries for `patience`.

@@ -51,10 +51,10 @@ struct AttentionLoops {
   static constexpr int64_t kBlock = 128, kKeys = 256;
 
   using B = typename K::B;
+  using PanelsOfA = typename Gemm<K>::PanelsOfA;
 
   // Keys at a time backward, whole panels.
   static int64_t Step(const Attention& x) { return Even(x.keys, kKeys, kMr); }
-  using PanelsOfA = typename Gemm<K>::PanelsOfA;
 
   static int64_t Words(int64_t k) { return CeilDiv(k, kPerWord); }
 
@@ -302,8 +302,8 @@ struct AttentionLoops {
 
   // Zeros in the words behind `words` that the kernel reads all the same.
   static void PadWords(int64_t words, uint32_t* panel) {
-    const Row none[2] = {{_mm512_setzero_ps(), _mm512_setzero_ps()}, {_mm512_setzero_ps(), _mm512_setzero_ps()}};
-    for (int64_t k = words; k < B::Padded(words); ++k) PutWord(reinterpret_cast<const Row(&)[kPerWord]>(none), k, panel);
+    const Row none[kPerWord] = {};
+    for (int64_t k = words; k < B::Padded(words); ++k) PutWord(none, k, panel);
   }
 
   // A row of 32 columns of an A that is read by rows.
