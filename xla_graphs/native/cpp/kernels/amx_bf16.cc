@@ -25,16 +25,18 @@ struct Amx {
 
   static constexpr int SumAt(int row, int column) { return row / 16 * 512 + column / 16 * 256 + row % 16 * 16 + column % 16; }
 
-  // Tiles' shapes, for as long as a thread works.
+  struct Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+
+  // The tiles are configured for as long as a thread works. From a constant: GCC's intrinsic says of 8 bytes only that it reads them, so
+  // that stores to the others of a variable are dead to the optimizer.
   struct State {
     State() {
-      struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-      } config;
-      for (int tile = 0; tile < 8; ++tile) config.bytes[tile] = 64, config.rows[tile] = 16;
-      _tile_loadconfig(&config);
+      alignas(64) static constexpr Shapes kShapes;
+      _tile_loadconfig(&kShapes);
     }
     ~State() { _tile_release(); }
   };
@@ -43,6 +45,8 @@ struct Amx {
                    int columns) {
     const uint32_t* a = reinterpret_cast<const uint32_t*>(panel.at);
     if (to == nullptr) ExpectRows(x, at, rows, columns);
+    // What tiles are loaded from is written: the intrinsics do not say that they read memory.
+    __asm__ volatile("" : : : "memory");
     if (from == nullptr) {
       _tile_zero(0);
       _tile_zero(1);
