@@ -5,7 +5,8 @@
 // each from L1, and multiplies four times, 16 cycles each: the multiplier is never short of loads that hit L1 or L2.
 // Caches: 128 pairs of a panel of B, 32 columns, are 16 KB, a third of L1, while panels of A come from L2 at half of what that
 // gives: the tiles' 16 cycles are then nearly all of the time (3,000 of 3,270 GFLOP/s); with 384 pairs, which fill L1, B comes
-// from L2 as well (1,700). A's block takes up to 768 KB of the L2's 2 MB, a panel's sums 128 bytes a row.
+// from L2 as well (1,700). A's block takes up to 256 KB of the L2's 2 MB, for 768 KB leave
+// no room for what B's panels are prefetched to; a panel's sums take 128 bytes a row.
 //
 // Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 // Subnormals count as zero, in operands and in sums, as AMX has it; NaN and infinities pass.
@@ -21,7 +22,7 @@ struct Amx {
   static constexpr bool kPairs = true;
   using A = Order<kMr, true, true>;
   using B = Order<kNr, true, false>;
-  static constexpr int64_t kKc = 384, kStep = 128, kAWords = 192 << 10;
+  static constexpr int64_t kKc = 384, kStep = 128, kAWords = 64 << 10;
 
   static constexpr int SumAt(int row, int column) { return row / 16 * 512 + column / 16 * 256 + row % 16 * 16 + column % 16; }
 
@@ -58,7 +59,13 @@ struct Amx {
       _tile_loadd(2, from + 512, 64);
       _tile_loadd(3, from + 768, 64);
     }
+    const char *ahead = panel.ahead, *end = ahead + 64 * panel.lines;
     for (int64_t k = 0; k < words; k += 16, a += 512, b += 512) {
+      if (ahead < end) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) Prefetch(ahead + 64 * i);
+        ahead += 512;
+      }
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a, 64);
       _tile_dpbf16ps(0, 4, 6);

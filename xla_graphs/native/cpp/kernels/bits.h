@@ -11,6 +11,8 @@ namespace {
 
 // Sums that run side by side.
 constexpr int kLanes = 16;
+// One value of each.
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 
 inline float FromBits(uint32_t bits) {
   float value;

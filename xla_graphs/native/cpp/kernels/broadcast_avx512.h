@@ -59,8 +59,9 @@ struct Broadcast {
     for (int64_t k = 0; k < words; ++k, b += kNr) {
       // One line of each row of the next panel: the hardware prefetcher does not follow 14 streams.
       if (a.prefetches_next && k % 16 == 0) {
-        for (int i = kRows; i < 2 * kRows; ++i) _mm_prefetch(a.at + i * a.row + k * 4, _MM_HINT_T1);
+        for (int i = kRows; i < 2 * kRows; ++i) Prefetch(a.at + i * a.row + k * 4);
       }
+      if (k < a.lines) Prefetch(a.ahead + k * 64);
       __m512i right[kVectors];
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) right[j] = _mm512_loadu_si512(b + 16 * j);

@@ -39,6 +39,20 @@ inline __attribute__((always_inline)) float Exponential(float x) {
   return x < kLeast ? 0.0f : e;
 }
 
+// The highest of `count` elements and `most`, NaN left aside. As vectors: of an array's lanes GCC compares one at a time.
+inline float Highest(const float* x, int64_t count, float most) {
+  Lanes highest = most - Lanes{};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Lanes here;
+    std::memcpy(&here, x + i, sizeof here);
+    highest = here > highest ? here : highest;
+  }
+  for (; i < count; ++i) most = x[i] > most ? x[i] : most;
+  for (int lane = 0; lane < kLanes; ++lane) most = highest[lane] > most ? highest[lane] : most;
+  return most;
+}
+
 // A NaN if there is one, or no class is possible, as the difference of two infinities.
 inline float LogSum(const float* row, int64_t classes) {
   constexpr int64_t kRowBlock = 2048;
@@ -48,13 +62,7 @@ inline float LogSum(const float* row, int64_t classes) {
   for (int64_t begin = 0; begin < classes; begin += kRowBlock) {
     const float* x = row + begin;
     const int64_t count = std::min(kRowBlock, classes - begin), whole = count / kLanes * kLanes;
-    float lanes[kLanes];
-    std::fill_n(lanes, kLanes, most);
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-    }
-    for (int64_t i = whole; i < count; ++i) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    const float now = *std::max_element(lanes, lanes + kLanes);
+    const float now = Highest(x, count, most);
     if (now > most) {
       const float scale = Exponential(most - now);
       for (float& sum : sums) sum *= scale;

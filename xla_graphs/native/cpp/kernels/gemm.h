@@ -5,7 +5,7 @@
 //
 //   k in steps of kc      B's block (kc x nt) is packed and stays in the L3 cache, or L2
 //   m in blocks of mc     A's block (mc x kc) is packed and stays in the L2 cache
-//   n in panels of kNr    one panel of B
+//   n in panels of kNr    one panel of B; the tiles prefetch the next one, from L3
 //   k in steps of kStep   kStep words of that panel stay in the L1 cache
 //   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kStep, panels of A streaming from L2
 //
@@ -263,6 +263,11 @@ struct Gemm {
                 const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
                 Rows panel = left(i - i0).From(k);
                 panel.prefetches_next = j == 0 && i + 1 - i0 < left.in_place;
+                if (j + 1 < b_panels) {
+                  const int64_t tiles = panels * CeilDiv(kc, K::kStep), share = CeilDiv(b_words, 16 * tiles), before = (k / K::kStep * panels + i - i0) * share;
+                  panel.ahead = reinterpret_cast<const char*>(right + (j + 1) * b_words + 16 * before);
+                  panel.lines = std::min(share, b_words / 16 - before);
+                }
                 float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, sums);

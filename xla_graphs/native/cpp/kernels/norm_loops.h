@@ -17,8 +17,6 @@
 namespace xtrain::kernels {
 namespace {
 
-typedef float Lanes __attribute__((vector_size(4 * kLanes)));
-
 // Reads one element, or those of all lanes, of arrays of a row.
 template <class V>
 struct At {

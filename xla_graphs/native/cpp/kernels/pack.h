@@ -52,6 +52,9 @@ struct Rows {
   const char* at;
   int64_t row, word;
   bool prefetches_next;  // the rows below are read next, for the first time: the kernel prefetches them
+  // Lines that other tiles read soon, perhaps from L3: the kernel prefetches as many of them as it can on the way.
+  const char* ahead = nullptr;
+  int64_t lines = 0;
 
   Rows From(int64_t k) const { return {at + k * word, row, word, prefetches_next}; }
 };
