@@ -122,8 +122,12 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
     let reader = BufReader::new(files::open(file).map_err(Error::io(file))?);
     let mut archive = tar::Archive::new(reader);
     let mut imported = Imported::default();
-    for member in archive.entries().map_err(Error::io(file))? {
-        let mut member = member.map_err(Error::io(file))?;
+    let no_archive = |error: io::Error| {
+        let reason = format!("not a whole tar file of `xtrain cache export` ({error})");
+        Error::io(file)(io::Error::new(error.kind(), reason))
+    };
+    for member in archive.entries().map_err(no_archive)? {
+        let mut member = member.map_err(no_archive)?;
         let name = member
             .path()
             .map_err(Error::io(file))?

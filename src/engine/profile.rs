@@ -15,7 +15,8 @@ pub struct Part {
     pub scope: String,
     /// An HLO opcode, the call of a kernel, or what a fusion computes last.
     pub kind: String,
-    /// Over all threads.
+    /// From the beginning of each operation to its end, on however many threads; those of operations
+    /// side by side add up.
     pub time: Duration,
 }
 
@@ -103,7 +104,7 @@ pub fn table(profile: &Value) -> String {
     let mut by_kind: Vec<(&str, f64)> = by_kind.into_iter().collect();
     by_kind.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut table = Table::new("rrll");
-    table.heading(format!("{total:.1} ms of all threads a step, by kind"));
+    table.heading(format!("{total:.1} ms of operations a step, by kind"));
     for (kind, ms) in by_kind.into_iter().take(MOST) {
         table.row([format!("{ms:.2} ms"), share(ms), kind.to_string()]);
     }

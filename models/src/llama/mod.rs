@@ -137,7 +137,8 @@ fn windows(switches: &Switches, config: &Config, layers: usize) -> Result<Vec<Op
         (Some("full_attention"), _) => Ok(None),
         (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
         (Some("sliding_attention"), None) => Err(wrong(
-            "has sliding_attention, but no sliding_window is set".into(),
+            "has sliding_attention, but sliding_window is not set or use_sliding_window is false"
+                .into(),
         )),
         _ => Err(wrong(
             "knows full_attention and sliding_attention only".into(),
