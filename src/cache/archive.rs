@@ -122,9 +122,13 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
     let reader = BufReader::new(files::open(file).map_err(Error::io(file))?);
     let mut archive = tar::Archive::new(reader);
     let mut imported = Imported::default();
+    // What the tar crate says of other files quotes them.
     let no_archive = |error: io::Error| {
-        let reason = format!("not a whole tar file of `xtrain cache export` ({error})");
-        Error::io(file)(io::Error::new(error.kind(), reason))
+        let reason = "not a whole tar file of `xtrain cache export`";
+        Error::io(file)(match error.raw_os_error() {
+            Some(_) => error,
+            None => io::Error::new(error.kind(), reason),
+        })
     };
     for member in archive.entries().map_err(no_archive)? {
         let mut member = member.map_err(no_archive)?;
