@@ -527,6 +527,23 @@ impl KernelNorm {
     }
 }
 
+/// A GELU or its gradient as a call of the CPU plugin's: operands x and, of the gradient, dy, both f32 or
+/// both bf16.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelGelu {
+    /// Which form.
+    pub of: Gelu,
+    /// Whether the gradient is computed.
+    pub is_gradient: bool,
+    /// What it gives, in f32 or bf16.
+    pub shape: Shape,
+}
+
+impl KernelGelu {
+    /// The version of its results, for keys of compiled graphs: raise it when bits change.
+    pub const NAME: &'static str = "gelu-1";
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -753,6 +770,8 @@ pub enum Op<C = Composite> {
     /// A normalization or its gradients by the CPU plugin (`nn/norm.rs`), in its target's graphs only;
     /// backward a call with several results.
     KernelNorm(Box<KernelNorm>),
+    /// A GELU or its gradient by the CPU plugin (`nn/gelu.rs`), in its target's graphs only.
+    KernelGelu(Box<KernelGelu>),
 }
 
 /// Which replicas a collective goes between.
@@ -851,6 +870,8 @@ impl<C: Composites> Op<C> {
                 KernelNormPart::Forward(_) => "kernel_norm".into(),
                 KernelNormPart::Backward => "kernel_norm_grad".into(),
             },
+            Op::KernelGelu(call) if call.is_gradient => "kernel_gelu_grad".into(),
+            Op::KernelGelu(_) => "kernel_gelu".into(),
         }
     }
 

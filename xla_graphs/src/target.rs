@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, KernelNorm, OnePass};
+use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, KernelGelu, KernelNorm, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -31,6 +31,8 @@ pub struct CpuKernels {
     pub cross_entropy: bool,
     /// LayerNorm and RMSNorm, with each row read once forward and once backward.
     pub norm: bool,
+    /// GELU, with each element read once forward and once backward.
+    pub gelu: bool,
 }
 
 impl CpuKernels {
@@ -47,6 +49,7 @@ impl CpuKernels {
             attention: true,
             cross_entropy: true,
             norm: true,
+            gelu: true,
         }
     }
 }
@@ -94,6 +97,7 @@ impl std::fmt::Display for Target {
                 attention,
                 cross_entropy,
                 norm,
+                gelu,
             }) => {
                 f.write_str("cpu")?;
                 let kernels = [bf16, f32].into_iter().flatten();
@@ -109,6 +113,9 @@ impl std::fmt::Display for Target {
                 }
                 if *norm {
                     write!(f, ", norms by {}", KernelNorm::NAME)?;
+                }
+                if *gelu {
+                    write!(f, ", GELU by {}", KernelGelu::NAME)?;
                 }
                 if *one_pass {
                     write!(f, ", updates by {}", OnePass::NAME)?;
@@ -148,6 +155,7 @@ impl Target {
         attention: false,
         cross_entropy: false,
         norm: false,
+        gelu: false,
     });
 
     /// As `--device` names it.

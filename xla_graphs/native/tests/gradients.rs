@@ -115,6 +115,7 @@ gradient_table! {
     Op::OnePass(_) => [];
     Op::KernelCrossEntropy(_) => [];
     Op::KernelNorm(_) => [];
+    Op::KernelGelu(_) => [];
 }
 
 /// What all cases together have reached and found.

@@ -1,9 +1,14 @@
 //! Gaussian error linear units (Hendrycks and Gimpel 2016) in the exact and the tanh form.
+//!
+//! On the CPU both passes are calls (`native/cpp/kernels/gelu.h`): XLA computes what is costly once for
+//! both and keeps it in memory between them.
 
 use super::special;
+use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Composite, Gelu, Op};
-use crate::ops::rule::Vjp;
+use crate::op::{Composite, Gelu, KernelGelu, Op};
+use crate::ops::rule::{Inferred, Vjp, expect};
+use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
@@ -12,6 +17,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 /// The cubic coefficient of the tanh approximation.
 const CUBIC: f64 = 0.044715;
+
+/// A call costs more than it saves below this many elements.
+const LEAST_ELEMENTS: usize = 1 << 14;
 
 pub(crate) fn vjp(v: &Vjp, kind: Gelu) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
@@ -38,14 +46,81 @@ fn inner_tanh(x: &Tensor) -> Result<Tensor> {
         .tanh()
 }
 
-pub(crate) fn expand(kind: Gelu, x: &Tensor, target: Target) -> Result<Tensor> {
+pub(crate) fn infer_kernel(call: &KernelGelu, operands: &[&Shape]) -> Inferred {
+    let dtype = operands[0].dtype;
+    if let Some(other) = [dtype, call.shape.dtype]
+        .into_iter()
+        .find(|dtype| !matches!(dtype, DType::F32 | DType::BF16))
+    {
+        return Err(format!("is for f32 and bf16, not {other}"));
+    }
+    for operand in operands {
+        expect("the operand", operand, dtype, &call.shape.dims)?;
+    }
+    Ok(call.shape.clone())
+}
+
+/// Records the call over `operands`, from which it reads bf16 where that is what they were converted
+/// from; `None` where it is better off as operations. `wanted`: as in `expand`.
+fn kernel(
+    of: Gelu,
+    operands: &[&Tensor],
+    wanted: Option<DType>,
+    target: Target,
+) -> Option<Result<Tensor>> {
+    let shape = operands[0].shape();
+    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.gelu);
+    if !is_taken || shape.elements() < LEAST_ELEMENTS || shape.dtype != DType::F32 {
+        return None;
+    }
+    let trace = operands[0].trace();
+    let low: Option<Vec<Tensor>> = (operands.iter())
+        .map(|x| match x.node().op {
+            Op::Convert(_) => Some(trace.tensor(x.node().operands[0])),
+            _ => None,
+        })
+        .map(|x| x.filter(|x| x.dtype() == DType::BF16))
+        .collect();
+    let dtype = wanted.filter(|dtype| *dtype == DType::BF16);
+    let call = KernelGelu {
+        of,
+        is_gradient: operands.len() == 2,
+        shape: shape.with_dtype(dtype.unwrap_or(DType::F32)),
+    };
+    let call = Op::KernelGelu(Box::new(call));
+    Some(match &low {
+        Some(low) => trace.record(call, &low.iter().collect::<Vec<_>>()),
+        None => trace.record(call, operands),
+    })
+}
+
+/// `wanted`: the type that all who read the result convert it to, if there is one.
+pub(crate) fn expand(
+    kind: Gelu,
+    x: &Tensor,
+    wanted: Option<DType>,
+    target: Target,
+) -> Result<Tensor> {
+    if let Some(call) = kernel(kind, &[x], wanted, target) {
+        return call;
+    }
     match kind {
         Gelu::Erf => x.mul(&cdf(x, target)?),
         Gelu::Tanh => x.mul(&inner_tanh(x)?.add_scalar(1.0)?.mul_scalar(0.5)?),
     }
 }
 
-pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor, target: Target) -> Result<Tensor> {
+/// `wanted`: as in [`expand`].
+pub(crate) fn expand_grad(
+    kind: Gelu,
+    x: &Tensor,
+    dy: &Tensor,
+    wanted: Option<DType>,
+    target: Target,
+) -> Result<Tensor> {
+    if let Some(call) = kernel(kind, &[x, dy], wanted, target) {
+        return call;
+    }
     let slope = match kind {
         // Phi(x) + x * phi(x)
         Gelu::Erf => {

@@ -96,6 +96,8 @@ impl Op {
             Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
             Op::KernelCrossEntropy(part) => nn::loss::infer_kernel(*part, operands),
             Op::KernelNorm(call) => nn::norm::infer_kernel(call, operands),
+            Op::KernelGelu(call) => arity(1 + usize::from(call.is_gradient))
+                .and_then(|()| nn::gelu::infer_kernel(call, operands)),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -190,6 +192,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::OnePass(_)
         | Op::KernelCrossEntropy(_)
         | Op::KernelNorm(_)
+        | Op::KernelGelu(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

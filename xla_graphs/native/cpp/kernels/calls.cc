@@ -398,6 +398,19 @@ ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBu
   });
 }
 
+// The elements of a GELU or, with a gradient of its result, of its gradient.
+ffi::Error CallGelu(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs gradients, ffi::Result<ffi::AnyBuffer> result, int64_t is_tanh) {
+  const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.gelu: the arrays do not fit"); };
+  if (!IsFloat(x) || !IsFloat(*result) || result->element_count() != x.element_count() || gradients.size() > 1) return invalid();
+  Gelu of = {is_tanh != 0, static_cast<int64_t>(x.element_count()), x.untyped_data(), nullptr, result->untyped_data(), IsBf16(x), IsBf16(*result)};
+  if (gradients.size() == 1) {
+    const auto dy = gradients.get<ffi::AnyBuffer>(0);
+    if (dy.has_error() || dy->element_type() != x.element_type() || dy->element_count() != x.element_count()) return invalid();
+    of.dy = dy->untyped_data();
+  }
+  return OnAllThreads(pool, of.Chunks(), "xtrain.gelu", [of](std::atomic<int64_t>& next) { FindLoops().gelu(of, next); });
+}
+
 // What is normalized, if both arrays are f32, x of rows and the scale of a row's width.
 std::optional<Norm> AsNorm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, int64_t subtracts_mean, int64_t eps) {
   const int64_t width = scale.element_count();
@@ -499,6 +512,14 @@ XLA_FFI_DEFINE_HANDLER(kCallLogitGradients, CallLogitGradients,
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>());
 
+XLA_FFI_DEFINE_HANDLER(kCallGelu, CallGelu,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("is_tanh"));
+
 XLA_FFI_DEFINE_HANDLER(kCallNorm, CallNorm,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -532,8 +553,8 @@ extern "C" void xtrain_cpp_register_kernels() {
     };
     return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
-           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.norm.1", xtrain::kernels::kCallNorm) &
-           add("xtrain.norm_grad.1", xtrain::kernels::kCallNormGradients);
+           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
+           add("xtrain.norm.1", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.1", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }

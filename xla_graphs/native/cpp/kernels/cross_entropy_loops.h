@@ -19,26 +19,6 @@
 namespace xtrain::kernels {
 namespace {
 
-// e^x for x up to 0, within 2 ulp; 0 where it would be subnormal; of a NaN a NaN. Source: Cephes (Moshier), expf.
-inline __attribute__((always_inline)) float Exponential(float x) {
-  constexpr float kLeast = -87.3f;
-  const float at = x < kLeast ? kLeast : x;
-  // Beyond 2^23 an f32 has no fraction: its low bits are the integer that is nearest.
-  const float shifted = at * 1.44269504088896341f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  float r = at - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  const float e = p * FromBits((Bits(shifted) + 127) << 23);
-  return x < kLeast ? 0.0f : e;
-}
-
 // The highest of `count` elements and `most`, NaN left aside. As vectors: of an array's lanes GCC compares one at a time.
 inline float Highest(const float* x, int64_t count, float most) {
   Lanes highest = most - Lanes{};

@@ -56,7 +56,7 @@ struct Gemm {
   // What B's block and C's sums may take of L3, each.
   static constexpr int64_t kPartWords = 1 << 20;
   // What an operand may take of L3 that is packed once for all parts, and about what a piece of it has.
-  static constexpr int64_t kSharedWords = 2 << 20, kPieceWords = 16 << 10;
+  static constexpr int64_t kSharedWords = 2 << 20, kPieceWords = 48 << 10;
 
   static Plan MakePlan(const Matmul& x, int threads) {
     Plan plan = {};
@@ -88,7 +88,8 @@ struct Gemm {
       n_parts = std::min(n_parts, n_most);
       const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
       const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
-      const double packed = (reads_rows ? 0 : shares_a ? x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
+      // A that others pack comes from their caches, and a block of it that a thread packs for itself stays in its own.
+      const double packed = (reads_rows ? 0 : shares_a && nt < x.n ? 2 * x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
       // Packing every row and column once takes about a tenth of a matmul. Fewer than wanted is worse than any packing.
       const int64_t parts = CeilDiv(x.m, mt) * CeilDiv(x.n, nt), rounds = CeilDiv(batches * parts, threads);
       const double idle = static_cast<double>(rounds * threads) / (batches * parts);

@@ -4,6 +4,7 @@
 #define XTRAIN_CPP_KERNELS_LOOPS_H_
 
 #include "cross_entropy.h"
+#include "gelu.h"
 #include "norm.h"
 #include "one_pass.h"
 
@@ -13,6 +14,7 @@ struct Loops {
   PassWork one_pass;
   LogSumsWork log_sums;
   LogitGradientsWork logit_gradients;
+  GeluWork gelu;
   NormForwardWork norm_forward;
   NormBackwardWork norm_backward;
 };

@@ -231,6 +231,10 @@ impl Emitter<'_> {
                 let (values, shapes) = self.operands();
                 self.instruction(&kernels::norm(norm, &shapes), &values)?
             }
+            Op::KernelGelu(gelu) => {
+                let (values, shapes) = self.operands();
+                self.instruction(&kernels::gelu(gelu, &shapes), &values)?
+            }
             Op::Composite(never) => match *never {},
         })
     }

@@ -7,8 +7,8 @@ use crate::proto::xla::{
 };
 use xtrain_graphs::Shape;
 use xtrain_graphs::op::{
-    Binary, KernelAttention, KernelCrossEntropy, KernelMatmul, KernelNorm, KernelNormPart,
-    MatmulStart, NormKind, OnePass, PassForm, Step, Unary,
+    Binary, Gelu, KernelAttention, KernelCrossEntropy, KernelGelu, KernelMatmul, KernelNorm,
+    KernelNormPart, MatmulStart, NormKind, OnePass, PassForm, Step, Unary,
 };
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
@@ -17,6 +17,7 @@ const ATTENTION: &str = "xtrain.attention.2";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
 const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";
+const GELU: &str = "xtrain.gelu.1";
 const NORM: &str = "xtrain.norm.1";
 const NORM_GRAD: &str = "xtrain.norm_grad.1";
 
@@ -121,6 +122,12 @@ pub(super) fn cross_entropy(
         KernelCrossEntropy::Gradient(_) => CROSS_ENTROPY_GRAD,
     };
     call_of(target, dense(result), operands, String::new())
+}
+
+/// The instruction of a GELU or of its gradient, complete but for its id, name, operands and metadata.
+pub(super) fn gelu(call: &KernelGelu, operands: &[&Shape]) -> HloInstructionProto {
+    let config = format!("{{is_tanh = {} : i64}}", i64::from(call.of == Gelu::Tanh));
+    call_of(GELU, dense(&call.shape), operands, config)
 }
 
 /// The instruction of a normalization or of its gradients, complete but for its id, name, operands

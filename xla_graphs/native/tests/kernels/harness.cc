@@ -654,6 +654,61 @@ bool TestNorm(std::mt19937& random) {
   return ok;
 }
 
+bool TestGelu(std::mt19937& random) {
+  std::normal_distribution<float> normal(0, 3);
+  const int64_t count = 1 + random() % (random() % 4 == 0 ? 70000 : 600);
+  const bool is_tanh = random() % 2 != 0, x_bf16 = random() % 2 != 0;
+  const auto wide = [](uint16_t bits) {
+    const uint32_t all = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &all, 4);
+    return value;
+  };
+  std::vector<float> x(count), dy(count);
+  std::vector<uint16_t> low_x(count), low_dy(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const float odd[] = {0.0f, -0.0f, NAN, INFINITY, 1e-41f, -1e-41f, 40.0f, -40.0f, 1e10f, -1e10f};
+    x[i] = random() % 50 == 0 ? odd[random() % 10] : normal(random), dy[i] = normal(random);
+    low_x[i] = ToBf16(x[i]), low_dy[i] = ToBf16(dy[i]);
+    if (x_bf16) x[i] = wide(low_x[i]), dy[i] = wide(low_dy[i]);
+  }
+  std::vector<float> first;
+  bool ok = true;
+  for (const Loops* loops : AllLoops()) {
+    std::vector<float> all;
+    for (const bool is_backward : {false, true}) {
+      std::vector<float> result(count);
+      std::vector<uint16_t> narrow(count);
+      for (const bool is_bf16 : {false, true}) {
+        const Gelu of = {is_tanh,
+                         count,
+                         x_bf16 ? static_cast<const void*>(low_x.data()) : x.data(),
+                         !is_backward ? nullptr : x_bf16 ? static_cast<const void*>(low_dy.data()) : dy.data(),
+                         is_bf16 ? static_cast<void*>(narrow.data()) : result.data(),
+                         x_bf16,
+                         is_bf16};
+        OnSome(random, [&](std::atomic<int64_t>& next) { loops->gelu(of, next); });
+      }
+      for (int64_t i = 0; i < count && ok; ++i) {
+        const double at = x[i], u = std::sqrt(2 / M_PI) * (at + 0.044715 * at * at * at);
+        const double below = is_tanh ? 1 / (1 + std::exp(-2 * u)) : 0.5 * std::erfc(-at / std::sqrt(2));
+        const double slope = is_tanh ? below * (1 / (1 + std::exp(2 * u))) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * at * at)
+                                     : std::exp(-at * at / 2) / std::sqrt(2 * M_PI);
+        const double want = is_backward ? dy[i] * (below + at * slope) : at * below;
+        const double size = is_backward ? std::abs(dy[i]) : std::min(std::abs(at), 1.0) + std::abs(want);
+        const bool near = std::isnan(want) ? std::isnan(result[i]) && std::isnan(wide(narrow[i]))
+                          : std::isinf(want) ? result[i] == want
+                                             : std::abs(result[i] - want) <= 1e-6 * size + 2e-38 && std::abs(wide(narrow[i]) - result[i]) <= std::abs(result[i]) / 256;
+        if (!near) std::printf("gelu (tanh %d, backward %d) of %g: %g and %g, not %g\n", is_tanh, is_backward, at, result[i], wide(narrow[i]), want), ok = false;
+      }
+      all.insert(all.end(), result.begin(), result.end());
+    }
+    if (first.empty()) first = all;
+    if (std::memcmp(first.data(), all.data(), all.size() * 4) != 0) std::printf("gelu: other bits\n"), ok = false;
+  }
+  return ok;
+}
+
 int Test(int cases, int side) {
   std::mt19937 random(19);
   std::vector<std::pair<Named, const Implementation*>> kernels;
@@ -668,7 +723,7 @@ int Test(int cases, int side) {
       if (!TestOne(named, *kernel, random, number, side)) ++failed;
       if (kernel->attention.plan != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
-    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random) || !TestNorm(random)) ++failed;
+    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random) || !TestNorm(random) || !TestGelu(random)) ++failed;
   }
   for (const auto& [named, kernel] : kernels) std::printf("%s\n", named.name);
   std::printf("%d cases, %d failed\n", cases, failed);
