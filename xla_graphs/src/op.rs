@@ -338,6 +338,8 @@ pub struct KernelAttention {
     pub dtype: DType,
     /// Of q, k, v, and backward dy and the output: where `[B, H, T, D]` lies in the operand.
     pub operands: Vec<HeadLayout>,
+    /// Backward: it gives one array, in which dq, dk and dv lie as q, k and v do in theirs.
+    pub joins_gradients: bool,
 }
 
 /// Where the elements of `[B, H, T, D]` lie in an array, D contiguous; in elements.
@@ -380,6 +382,9 @@ impl KernelAttention {
         let of_q = Shape::new(self.dtype, [b, t, h, d]);
         if !self.is_backward() {
             return vec![of_q, self.statistics()];
+        }
+        if self.joins_gradients {
+            return vec![Shape::new(self.dtype, [b * t, self.operands[0].strides[2]])];
         }
         let of_kv = Shape::new(self.dtype, [b, s, kv_heads, d]);
         vec![of_q, of_kv.clone(), of_kv]
@@ -879,7 +884,7 @@ impl<C: Composites> Op<C> {
     pub fn call_results(&self) -> Option<Vec<Shape>> {
         match self {
             Op::OnePass(pass) => Some(pass.result_shapes()),
-            Op::KernelAttention(call) => Some(call.result_shapes()),
+            Op::KernelAttention(call) if !call.joins_gradients => Some(call.result_shapes()),
             Op::KernelNorm(call) if call.part == KernelNormPart::Backward => {
                 Some(call.result_shapes())
             }

@@ -125,6 +125,7 @@ fn call(
         sizes: [q[0], q[1], k[1], q[2], k[2], q[3]],
         dtype: operands[0].dtype(),
         operands: layouts,
+        joins_gradients: false,
     };
     let trace = all[0].trace().clone();
     trace.record(

@@ -13,7 +13,7 @@
 //!
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
-use super::rebuild::record;
+use super::rebuild::{Readers, record};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -118,12 +118,6 @@ fn sum_of_rows(kernels: CpuKernels, x: &Tensor, dims: &[usize]) -> Option<(Kerne
     Some((call, rows))
 }
 
-/// Who reads each node.
-struct Readers {
-    readers: Vec<Vec<NodeId>>,
-    is_output: Vec<bool>,
-}
-
 /// What becomes of a dot's result.
 struct After {
     /// It is transposed so, and not read otherwise.
@@ -145,28 +139,6 @@ struct Bias {
 }
 
 impl Readers {
-    fn of(graph: &Graph) -> Self {
-        let mut readers = vec![Vec::new(); graph.nodes.len()];
-        for (id, node) in graph.nodes.iter().enumerate() {
-            for &operand in &node.operands {
-                readers[operand as usize].push(id as NodeId);
-            }
-        }
-        let mut is_output = vec![false; graph.nodes.len()];
-        for output in &graph.outputs {
-            is_output[output.node as usize] = true;
-        }
-        Readers { readers, is_output }
-    }
-
-    /// The node that reads this one, if there is exactly one.
-    fn sole(&self, id: NodeId) -> Option<NodeId> {
-        match self.readers[id as usize][..] {
-            [reader] if !self.is_output[id as usize] => Some(reader),
-            _ => None,
-        }
-    }
-
     /// Whether XLA converts a node to f32 where it is read, for nothing.
     fn is_fused(&self, graph: &Graph, id: NodeId) -> bool {
         let is_fused = |&reader: &NodeId| match graph.nodes[reader as usize].op {
@@ -175,7 +147,7 @@ impl Readers {
             Op::Unary(_) => true,
             _ => false,
         };
-        !self.is_output[id as usize] && self.readers[id as usize].iter().all(is_fused)
+        !self.is_output(id) && self.all(id).iter().all(is_fused)
     }
 
     fn after(&self, graph: &Graph, id: NodeId, dtype: DType) -> After {

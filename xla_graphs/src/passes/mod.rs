@@ -9,6 +9,7 @@
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
 //! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows, on the CPU |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
+//! | | `joined_gradients` | gradients of queries, keys and values are padded and added up | an attention of the CPU plugin's writes them as one array |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
 //! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's, and so is a barrier |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
@@ -22,6 +23,7 @@ mod autocast;
 mod cpu_kernels;
 mod decompose;
 mod dot_layout;
+mod joined_gradients;
 mod logit_blocks;
 mod offload;
 mod one_pass;
@@ -75,6 +77,7 @@ pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
     let graph = logit_blocks::rewrite(&graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
+    let graph = joined_gradients::rewrite(&graph)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
     let graph = one_pass::rewrite(&graph, target)?;
     dot_layout::rewrite(&graph, target)

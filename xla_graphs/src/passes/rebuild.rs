@@ -67,6 +67,44 @@ impl Graph {
     }
 }
 
+/// Who reads each node.
+pub(super) struct Readers {
+    readers: Vec<Vec<NodeId>>,
+    is_output: Vec<bool>,
+}
+
+impl Readers {
+    pub(super) fn of(graph: &Graph) -> Self {
+        let mut readers = vec![Vec::new(); graph.nodes.len()];
+        for (id, node) in graph.nodes.iter().enumerate() {
+            for &operand in &node.operands {
+                readers[operand as usize].push(id as NodeId);
+            }
+        }
+        let mut is_output = vec![false; graph.nodes.len()];
+        for output in &graph.outputs {
+            is_output[output.node as usize] = true;
+        }
+        Readers { readers, is_output }
+    }
+
+    /// The node that reads this one, if there is exactly one.
+    pub(super) fn sole(&self, id: NodeId) -> Option<NodeId> {
+        match self.readers[id as usize][..] {
+            [reader] if !self.is_output[id as usize] => Some(reader),
+            _ => None,
+        }
+    }
+
+    pub(super) fn all(&self, id: NodeId) -> &[NodeId] {
+        &self.readers[id as usize]
+    }
+
+    pub(super) fn is_output(&self, id: NodeId) -> bool {
+        self.is_output[id as usize]
+    }
+}
+
 /// The operation over new operands; a conversion to the type that a value has by now is none.
 pub(super) fn record(trace: &Trace, op: &Op, x: &[Tensor]) -> Result<Tensor> {
     match op {

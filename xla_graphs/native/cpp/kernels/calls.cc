@@ -235,7 +235,8 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   x.dropout.is_on = dropout[0] != 0, x.dropout.scale = AsFloat(numbers[2]);
   x.dropout.threshold = static_cast<uint32_t>(dropout[1]), x.dropout.stream = static_cast<uint32_t>(dropout[2]);
   const size_t arrays = layouts.size() / 4, count = arrays + is_backward + (masks[2] != 0) + x.dropout.is_on;
-  if (operands.size() != count || results.size() != (is_backward ? 3 : 2)) return invalid("operands or results are missing");
+  const bool joins_gradients = is_backward && results.size() == 1;
+  if (operands.size() != count || !(joins_gradients || results.size() == (is_backward ? 3 : 2))) return invalid("operands or results are missing");
   if (x.kv_heads < 1 || x.heads % x.kv_heads != 0 || x.window < 0) return invalid("the sizes do not fit");
   Heads* const read[] = {&x.q, &x.k, &x.v, &x.dy, &x.out};
   for (size_t i = 0; i < arrays; ++i) {
@@ -277,11 +278,12 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   }
   Heads* const written[] = {is_backward ? &x.dq : &x.out, &x.dk, &x.dv};
   for (size_t i = 0; i < (is_backward ? 3 : 1); ++i) {
-    auto result = results.get<ffi::AnyBuffer>(i);
+    auto result = results.get<ffi::AnyBuffer>(joins_gradients ? 0 : i);
     if (result.has_error()) return invalid("a result is no array");
     const ffi::AnyBuffer& buffer = **result;
     const int64_t heads = i == 0 ? x.heads : x.kv_heads, rows = i == 0 ? x.queries : x.keys;
-    const int64_t layout[] = {0, rows * heads * x.width, x.width, heads * x.width};
+    const int64_t own[] = {0, rows * heads * x.width, x.width, heads * x.width};
+    const int64_t* layout = joins_gradients ? layouts.begin() + 4 * i : own;
     if (!IsFloat(buffer) || IsBf16(buffer) != x.is_bf16 || !Place(buffer, layout, x.batch, heads, rows, x.width, written[i])) {
       return invalid("a result does not fit");
     }

@@ -105,7 +105,7 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
     );
     call_of(
         ATTENTION,
-        results(&call.result_shapes(), true),
+        results(&call.result_shapes(), !call.joins_gradients),
         operands,
         config,
     )
