@@ -96,10 +96,12 @@ impl Readers {
         }
     }
 
+    /// All nodes that read this one.
     pub(super) fn all(&self, id: NodeId) -> &[NodeId] {
         &self.readers[id as usize]
     }
 
+    /// Whether the graph gives this node.
     pub(super) fn is_output(&self, id: NodeId) -> bool {
         self.is_output[id as usize]
     }
