@@ -504,6 +504,11 @@ pub struct KernelNorm {
     pub part: KernelNormPart,
     /// The dimensions of x.
     pub dims: Vec<usize>,
+    /// Whether there is one operand more, of x's shape: forward x is the sum of the first operand and
+    /// this, f32 or bf16, which is the second result; backward this, f32, is added to dx.
+    pub adds: bool,
+    /// Backward: whether there is one result more, dx in bf16.
+    pub narrows: bool,
 }
 
 /// A part of a [`KernelNorm`].
@@ -517,18 +522,29 @@ pub enum KernelNormPart {
 
 impl KernelNorm {
     /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "norm-1";
+    pub const NAME: &'static str = "norm-2";
 
     /// The shapes of the results.
     pub fn result_shapes(&self) -> Vec<Shape> {
         let (x, width) = (&self.dims[..], &self.dims[self.dims.len() - 1..]);
-        let shapes = match (self.part, self.of.kind) {
-            (KernelNormPart::Forward(dtype), _) => return vec![Shape::new(dtype, x)],
-            (KernelNormPart::Backward, NormKind::Layer) => vec![x, width, width],
-            (KernelNormPart::Backward, NormKind::Rms) => vec![x, width],
-        };
-        let shapes = shapes.into_iter();
-        shapes.map(|dims| Shape::new(DType::F32, dims)).collect()
+        let wide = |dims: &[usize]| Shape::new(DType::F32, dims);
+        match self.part {
+            KernelNormPart::Forward(dtype) => {
+                let sum = self.adds.then(|| wide(x));
+                [Shape::new(dtype, x)].into_iter().chain(sum).collect()
+            }
+            KernelNormPart::Backward => {
+                let shift = (self.of.kind == NormKind::Layer).then(|| wide(width));
+                let narrow = self.narrows.then(|| Shape::new(DType::BF16, x));
+                let all = [wide(x), wide(width)].into_iter().chain(shift);
+                all.chain(narrow).collect()
+            }
+        }
+    }
+
+    /// Whether it has several results.
+    pub fn is_tuple(&self) -> bool {
+        self.adds || self.part == KernelNormPart::Backward
     }
 }
 
@@ -885,9 +901,7 @@ impl<C: Composites> Op<C> {
         match self {
             Op::OnePass(pass) => Some(pass.result_shapes()),
             Op::KernelAttention(call) if !call.joins_gradients => Some(call.result_shapes()),
-            Op::KernelNorm(call) if call.part == KernelNormPart::Backward => {
-                Some(call.result_shapes())
-            }
+            Op::KernelNorm(call) if call.is_tuple() => Some(call.result_shapes()),
             _ => None,
         }
     }

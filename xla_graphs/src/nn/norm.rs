@@ -78,10 +78,16 @@ pub(crate) fn vjp(v: &Vjp, of: Norm) -> Result<Vec<Option<Tensor>>> {
 
 /// Of a call: the first of what it gives for these operands.
 pub(crate) fn infer_kernel(call: &KernelNorm, operands: &[&Shape]) -> Inferred {
+    let (operands, addend) = operands.split_at(operands.len() - usize::from(call.adds));
     let found = match call.part {
         KernelNormPart::Forward(_) => infer(call.of, operands)?,
         KernelNormPart::Backward => infer_grad(call.of, NormOperand::Input, operands)?,
     };
+    for addend in addend {
+        let is_narrow = addend.dtype == DType::BF16 && call.part != KernelNormPart::Backward;
+        let dtype = if is_narrow { DType::BF16 } else { DType::F32 };
+        expect("the other summand", addend, dtype, &call.dims)?;
+    }
     expect("the rows", &found, DType::F32, &call.dims)?;
     match call.part {
         KernelNormPart::Forward(dtype) if !matches!(dtype, DType::F32 | DType::BF16) => {
@@ -110,6 +116,8 @@ fn kernel(
         of,
         part,
         dims: shape.dims.to_vec(),
+        adds: false,
+        narrows: false,
     };
     let operands: Vec<&Tensor> = operands.iter().collect();
     let trace = operands[0].trace();

@@ -112,6 +112,12 @@ struct AttentionLoops {
     int64_t used_ = 0;
   };
 
+  // The head of b and kv that is the `nth`: of two batch entries in turn, so that two threads do not read and write the same pages.
+  static int64_t Head(const Attention& x, int64_t nth) {
+    const int64_t pair = nth / (2 * x.kv_heads) * 2, of_pair = nth - pair * x.kv_heads;
+    return pair + 1 < x.batch ? (pair + of_pair % 2) * x.kv_heads + of_pair / 2 : nth;
+  }
+
   // One thread's arrays.
   struct Memory {
     int32_t* counted;  // how many keys count, up to each
@@ -147,8 +153,8 @@ struct AttentionLoops {
       across = arena.Words(across_words);
       strip = floats(keys * kNr);
       words = arena.Words(B::PanelWords(AttentionLoops::Words(keys)));
-      sums = floats(panels * width_panels * kTile + 16 * kNr);
-      turned = kSumsAreRows ? nullptr : floats((width_panels * kMr + 16) * kNr);
+      sums = floats(panels * width_panels * kTile + 32 * kNr);
+      turned = kSumsAreRows ? nullptr : floats((width_panels * kMr + 32) * kNr);
       by_width = arena.Words(width_panels * K::A::PanelWords(AttentionLoops::Words(x.keys)));
       if (!is_backward) return;
       v_rows = arena.Words(key_panels * K::A::PanelWords(width_words));
@@ -336,34 +342,61 @@ struct AttentionLoops {
     return kSumsAreRows ? sums : turned;
   }
 
-  // Asks for a panel's rows, which are read or written soon.
-  template <int kWrites>
+  // Asks for a panel's rows, which are read soon.
   static void Expect(const Attention& x, const Panel& at, const Heads& heads) {
     const int64_t bytes = x.width * (x.is_bf16 ? 2 : 4);
     for (int64_t q = 0; q < at.queries; ++q) {
       const char* row = At(x, heads, at.b, at.h, at.q0 + q);
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, kWrites);
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
+    }
+  }
+
+  // Whether rows of a head are whole lines: they are then stored past the caches, since what reads them next has more to read than
+  // those hold, and a line that is not in a cache would be fetched before it is written.
+  static bool AreLines(const Attention& x, const Heads& heads) {
+    const int64_t size = x.is_bf16 ? 2 : 4;
+    int64_t all = reinterpret_cast<intptr_t>(heads.data) | x.width * size;
+    for (int64_t stride : heads.strides) all |= stride * size;
+    return all % 64 == 0;
+  }
+
+  // 32 columns of a row.
+  static inline __attribute__((always_inline)) void StoreLines(const Matmul& c, int64_t offset, int64_t columns, bool are_lines, __m512 left,
+                                                               __m512 right) {
+    if (!are_lines) {
+      StoreRow(c, offset, FirstBits(columns, 16), left);
+      StoreRow(c, offset + 16, FirstBits(columns - 16, 16), right);
+    } else if (c.c_bf16) {
+#ifdef __AVX512BF16__
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<uint16_t*>(c.c) + offset), (__m512i)_mm512_cvtne2ps_pbh(right, left));
+#endif
+    } else {
+      _mm512_stream_ps(static_cast<float*>(c.c) + offset, left);
+      if (columns > 16) _mm512_stream_ps(static_cast<float*>(c.c) + offset + 16, right);
     }
   }
 
   // Stores what `Turned` left, each query's row times its factor.
   static void TurnBack(const Attention& x, const Panel& at, const float* turned, const Row& by, const Heads& to) {
+    const bool are_lines = AreLines(x, to);
+    const int64_t base = at.b * to.strides[0] + at.h * to.strides[1] + at.q0 * to.strides[2], pitch = to.strides[2], width = x.width;
     Matmul c = {};
     c.c = to.data, c.c_bf16 = x.is_bf16;
-    const int64_t base = at.b * to.strides[0] + at.h * to.strides[1] + at.q0 * to.strides[2];
-    for (int64_t d = 0; d < x.width; d += 16) {
-      const __mmask16 mask = FirstBits(x.width - d, 16);
-      for (int v = 0; 16 * v < at.queries; ++v) {
-        __m512i rows[16];
+    alignas(64) float all[2][16][16];
+    for (int v = 0; 16 * v < at.queries; ++v) {
+      const int64_t queries = std::min<int64_t>(16, at.queries - 16 * v);
+      for (int64_t d = 0; d < width; d += 32) {
+        for (int half = 0; half < 2; ++half) {
+          __m512i rows[16];
+          const float* from = turned + (d + 16 * half) * kNr + 16 * v;
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-          rows[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(turned + (d + i) * kNr + 16 * v), by[v]));
+          for (int i = 0; i < 16; ++i) rows[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(from + i * kNr), by[v]));
+          Transpose16(rows);
+#pragma GCC unroll 16
+          for (int i = 0; i < 16; ++i) _mm512_store_ps(all[half][i], _mm512_castsi512_ps(rows[i]));
         }
-        Transpose16(rows);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-          const int64_t q = 16 * v + i;
-          if (q < at.queries) StoreRow(c, base + q * to.strides[2] + d, mask, _mm512_castsi512_ps(rows[i]));
+        for (int64_t i = 0; i < queries; ++i) {
+          StoreLines(c, base + (16 * v + i) * pitch + d, width - d, are_lines, _mm512_load_ps(all[0][i]), _mm512_load_ps(all[1][i]));
         }
       }
     }
@@ -428,7 +461,7 @@ struct AttentionLoops {
     typename K::State state;
     const int64_t group = x.heads / x.kv_heads;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
-      const int64_t chunk = part % plan.chunks, kv = part / plan.chunks % x.kv_heads, b = part / plan.chunks / x.kv_heads;
+      const int64_t chunk = part % plan.chunks, head = Head(x, part / plan.chunks), kv = head % x.kv_heads, b = head / x.kv_heads;
       const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), values = ByWidth(x, x.v, b, kv, memory.by_width);
       Count(x, b, memory.counted);
       for (int64_t unit = chunk; unit < group * plan.blocks; unit += plan.chunks) {
@@ -439,13 +472,13 @@ struct AttentionLoops {
           Scores(x, k_rows, memory.across, at.begin, at.begin, at.end, memory.strip);
           Row inverse;
           Softmax(x, at, memory, inverse);
-          Expect<1>(x, at, x.out);
           const float* turned =
               Turned(x, values, at.begin / kPerWord, Words(at.end - at.begin), memory.words, true, true, memory.sums, memory.turned);
           TurnBack(x, at, turned, inverse, x.out);
         }
       }
     }
+    _mm_sfence();
   }
 
   // The sum of the products of two rows of a head.
@@ -567,15 +600,16 @@ struct AttentionLoops {
 
   // The sums of a head of keys, to where they belong.
   static void Finish(const Attention& x, int64_t b, int64_t kv, const float* sums, const Heads& to) {
-    const int64_t width_panels = CeilDiv(x.width, kNr);
+    const int64_t width_panels = CeilDiv(x.width, kNr), base = b * to.strides[0] + kv * to.strides[1];
+    const bool are_lines = AreLines(x, to);
     Matmul c = {};
     c.c = to.data, c.c_bf16 = x.is_bf16;
-    c.c_strides[2] = to.strides[2];
-    const int64_t base = b * to.strides[0] + kv * to.strides[1];
-    for (int64_t key = 0, i = 0; key < x.keys; key += kMr, ++i) {
+    for (int64_t key = 0; key < x.keys; ++key) {
+      const int row = static_cast<int>(key % kMr);
       for (int64_t d = 0; d < width_panels; ++d) {
-        K::Tile(c, Rows{}, nullptr, 0, sums + (i * width_panels + d) * kTile, nullptr, base + key * to.strides[2] + d * kNr,
-                static_cast<int>(std::min<int64_t>(kMr, x.keys - key)), static_cast<int>(std::min<int64_t>(kNr, x.width - d * kNr)));
+        const float* tile = sums + (key / kMr * width_panels + d) * kTile;
+        StoreLines(c, base + key * to.strides[2] + d * kNr, x.width - d * kNr, are_lines, _mm512_loadu_ps(tile + K::SumAt(row, 0)),
+                   _mm512_loadu_ps(tile + K::SumAt(row, 16)));
       }
     }
   }
@@ -588,7 +622,7 @@ struct AttentionLoops {
     const int64_t width_panels = CeilDiv(x.width, kMr), across_words = B::PanelWords(words);
     for (int64_t j = 0; j < panels; ++j) {
       of[j] = At(x, memory.counted, b, h, q0 + j * kNr);
-      Expect<0>(x, of[j], x.out);
+      Expect(x, of[j], x.out);
     }
     PackTo(x.is_bf16, Across(x, x.q, b, h, q0, queries), panels, words, memory.across);
     PackTo(x.is_bf16, Across(x, x.dy, b, h, q0, queries), panels, words, memory.dy_across);
@@ -618,7 +652,6 @@ struct AttentionLoops {
         Gradients(x, plan, at, rests[j], base, begin, bottom, column, memory);
         Clear(plan, bottom - base, to - base, column, memory);
         const bool is_last = bottom == at.end;
-        if (is_last) Expect<1>(x, at, x.dq);
         const float* turned = Turned(x, keys, begin / kPerWord, Words(bottom - begin), memory.words, begin == at.begin, is_last,
                                      memory.sums + j * width_panels * kTile, memory.turned);
         const Row as_is = {_mm512_set1_ps(1.0f), _mm512_set1_ps(1.0f)};
@@ -638,11 +671,11 @@ struct AttentionLoops {
     typename K::State state;
     const int64_t group = x.heads / x.kv_heads, half = plan.sums / 2;
     for (; part < plan.parts; part = next.fetch_add(1, std::memory_order_relaxed)) {
-      const int64_t head = part / plan.chunks, chunk = part % plan.chunks, kv = head % x.kv_heads, b = head / x.kv_heads;
+      const int64_t head = Head(x, part / plan.chunks), chunk = part % plan.chunks, kv = head % x.kv_heads, b = head / x.kv_heads;
       const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
       const PanelsOfA keys = ByWidth(x, x.k, b, kv, memory.by_width);
       Count(x, b, memory.counted);
-      float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + part * plan.sums;
+      float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + (head * plan.chunks + chunk) * plan.sums;
       float* dv = plan.chunks == 1 ? memory.dv : dk + half;
       std::fill_n(dk, half, 0.0f);
       std::fill_n(dv, half, 0.0f);
@@ -660,6 +693,7 @@ struct AttentionLoops {
       Finish(x, b, kv, dk, x.dk);
       Finish(x, b, kv, dv, x.dv);
     }
+    _mm_sfence();
   }
 };
 

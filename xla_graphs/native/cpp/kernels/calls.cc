@@ -424,33 +424,64 @@ std::optional<Norm> AsNorm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale,
   return norm;
 }
 
+// `shifts`: for LayerNorm what is added to each row, then, if it `adds`, the other summand of x, whose sum is the second result.
 ffi::Error CallNorm(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::RemainingArgs shifts, ffi::Result<ffi::AnyBuffer> result,
-                    int64_t subtracts_mean, int64_t eps) {
+                    ffi::RemainingRets sums, int64_t subtracts_mean, int64_t eps, int64_t adds) {
   const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.norm: the arrays do not fit"); };
   const std::optional<Norm> norm = AsNorm(x, scale, subtracts_mean, eps);
-  if (!norm || !IsFloat(*result) || result->element_count() != x.element_count() || shifts.size() > 1) return invalid();
+  const int64_t elements = x.element_count();
+  const size_t of_sum = adds != 0;
+  if (!norm || !IsFloat(*result) || static_cast<int64_t>(result->element_count()) != elements || shifts.size() < of_sum ||
+      shifts.size() > 1 + of_sum || sums.size() != of_sum) {
+    return invalid();
+  }
   NormForward of = {*norm, nullptr, result->untyped_data(), IsBf16(*result)};
-  if (shifts.size() == 1) {
+  if (shifts.size() > of_sum) {
     const auto shift = shifts.get<ffi::AnyBuffer>(0);
     if (shift.has_error() || !IsF32(*shift, norm->width)) return invalid();
     of.shift = static_cast<const float*>(shift->untyped_data());
   }
+  if (adds != 0) {
+    const auto addend = shifts.get<ffi::AnyBuffer>(shifts.size() - 1);
+    auto sum = sums.get<ffi::AnyBuffer>(0);
+    if (addend.has_error() || sum.has_error() || !IsFloat(*addend) || static_cast<int64_t>(addend->element_count()) != elements ||
+        !IsF32(**sum, elements)) {
+      return invalid();
+    }
+    of.addend = {addend->untyped_data(), IsBf16(*addend), static_cast<float*>((**sum).untyped_data())};
+  }
   return OnAllThreads(pool, norm->Chunks(), "xtrain.norm", [of](std::atomic<int64_t>& next) { FindLoops().norm_forward(of, next); });
 }
 
-ffi::Error CallNormGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
-                             ffi::Result<ffi::AnyBuffer> dscale, ffi::RemainingRets dshifts, int64_t subtracts_mean, int64_t eps) {
+// `addends`: what is added to dx, or nothing. `others`: for LayerNorm the gradient of the shift, then, if it `narrows`, dx in bf16.
+ffi::Error CallNormGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer dy, ffi::RemainingArgs addends,
+                             ffi::Result<ffi::AnyBuffer> dx, ffi::Result<ffi::AnyBuffer> dscale, ffi::RemainingRets others,
+                             int64_t subtracts_mean, int64_t eps, int64_t narrows) {
   const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.norm_grad: the arrays do not fit"); };
   const std::optional<Norm> norm = AsNorm(x, scale, subtracts_mean, eps);
   const int64_t elements = x.element_count();
-  if (!norm || !IsF32(dy, elements) || !IsF32(*dx, elements) || !IsF32(*dscale, norm->width) || dshifts.size() > 1) return invalid();
+  const size_t of_narrow = narrows != 0;
+  if (!norm || !IsF32(dy, elements) || !IsF32(*dx, elements) || !IsF32(*dscale, norm->width) || addends.size() > 1 ||
+      others.size() < of_narrow || others.size() > 1 + of_narrow) {
+    return invalid();
+  }
   float* written[] = {static_cast<float*>(dscale->untyped_data()), nullptr};
-  if (dshifts.size() == 1) {
-    auto dshift = dshifts.get<ffi::AnyBuffer>(0);
+  if (others.size() > of_narrow) {
+    auto dshift = others.get<ffi::AnyBuffer>(0);
     if (dshift.has_error() || !IsF32(**dshift, norm->width)) return invalid();
     written[1] = static_cast<float*>((**dshift).untyped_data());
   }
   NormBackward of = {*norm, static_cast<const float*>(dy.untyped_data()), static_cast<float*>(dx->untyped_data())};
+  if (addends.size() == 1) {
+    const auto addend = addends.get<ffi::AnyBuffer>(0);
+    if (addend.has_error() || !IsF32(*addend, elements)) return invalid();
+    of.addend = static_cast<const float*>(addend->untyped_data());
+  }
+  if (narrows != 0) {
+    auto narrow = others.get<ffi::AnyBuffer>(others.size() - 1);
+    if (narrow.has_error() || !IsBf16(**narrow) || static_cast<int64_t>((**narrow).element_count()) != elements) return invalid();
+    of.narrow = static_cast<uint16_t*>((**narrow).untyped_data());
+  }
   std::optional<Loan> loan;
   try {
     of.sums = reinterpret_cast<float*>(loan.emplace(norm->Chunks() * 2 * norm->width).words());
@@ -529,8 +560,10 @@ XLA_FFI_DEFINE_HANDLER(kCallNorm, CallNorm,
                            .Arg<ffi::AnyBuffer>()
                            .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
+                           .RemainingRets()
                            .Attr<int64_t>("subtracts_mean")
-                           .Attr<int64_t>("eps"));
+                           .Attr<int64_t>("eps")
+                           .Attr<int64_t>("adds"));
 
 XLA_FFI_DEFINE_HANDLER(kCallNormGradients, CallNormGradients,
                        ffi::Ffi::Bind()
@@ -538,11 +571,13 @@ XLA_FFI_DEFINE_HANDLER(kCallNormGradients, CallNormGradients,
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()
                            .RemainingRets()
                            .Attr<int64_t>("subtracts_mean")
-                           .Attr<int64_t>("eps"));
+                           .Attr<int64_t>("eps")
+                           .Attr<int64_t>("narrows"));
 
 }  // namespace
 }  // namespace xtrain::kernels
@@ -556,7 +591,7 @@ extern "C" void xtrain_cpp_register_kernels() {
     return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
            add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
-           add("xtrain.norm.1", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.1", xtrain::kernels::kCallNormGradients);
+           add("xtrain.norm.2", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.2", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }

@@ -24,11 +24,19 @@ struct Norm {
   int64_t Chunks() const { return (rows + Chunk() - 1) / Chunk(); }
 };
 
+// What is normalized may be a sum, as where a layer's result is added to its input: `norm.x` and this, which gives `sum`.
+struct Addend {
+  const void* data = nullptr;  // [rows, width], f32 or bf16, or null
+  bool is_bf16 = false;
+  float* sum = nullptr;  // [rows, width]
+};
+
 struct NormForward {
   Norm norm;
   const float* shift;  // [width], or null
   void* result;        // [rows, width], f32 or bf16
   bool is_bf16;
+  Addend addend = {};
 };
 // Claims chunks of rows from `next` until none is left.
 using NormForwardWork = void (*)(const NormForward& of, std::atomic<int64_t>& next);
@@ -38,6 +46,8 @@ struct NormBackward {
   const float* dy;  // [rows, width]
   float* dx;        // [rows, width]
   float* sums;      // [chunks, 2, width]: of each chunk the gradients of scale and shift
+  const float* addend = nullptr;  // [rows, width], added to dx, or null
+  uint16_t* narrow = nullptr;     // [rows, width]: dx in bf16 besides, or null
 };
 using NormBackwardWork = void (*)(const NormBackward& of, std::atomic<int64_t>& next);
 

@@ -83,16 +83,27 @@ inline void NormRow(const Norm& norm, const float* __restrict x, const float* __
   }
 }
 
+template <class T>
+inline const float* AddRow(const float* __restrict x, const T* __restrict addend, int64_t width, float* __restrict sum) {
+  for (int64_t i = 0; i < width; ++i) sum[i] = x[i] + Read(addend[i]);
+  return sum;
+}
+
 inline void ForwardNorm(const NormForward& of, std::atomic<int64_t>& next) {
   const FlushSubnormals flush;
   const int64_t rows = of.norm.Chunk(), width = of.norm.width;
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < of.norm.Chunks();) {
     for (int64_t row = chunk * rows; row < std::min(of.norm.rows, (chunk + 1) * rows); ++row) {
-      const float* x = of.norm.x + row * width;
+      const int64_t at = row * width;
+      const float* x = of.norm.x + at;
+      if (of.addend.data != nullptr) {
+        x = of.addend.is_bf16 ? AddRow(x, static_cast<const uint16_t*>(of.addend.data) + at, width, of.addend.sum + at)
+                              : AddRow(x, static_cast<const float*>(of.addend.data) + at, width, of.addend.sum + at);
+      }
       if (of.is_bf16) {
-        NormRow(of.norm, x, of.shift, static_cast<uint16_t*>(of.result) + row * width);
+        NormRow(of.norm, x, of.shift, static_cast<uint16_t*>(of.result) + at);
       } else {
-        NormRow(of.norm, x, of.shift, static_cast<float*>(of.result) + row * width);
+        NormRow(of.norm, x, of.shift, static_cast<float*>(of.result) + at);
       }
     }
   }
@@ -128,7 +139,16 @@ inline void BackwardNorm(const NormBackward& of, std::atomic<int64_t>& next) {
     std::fill_n(sums, 2 * width, 0.0f);
     for (int64_t row = chunk * rows; row < std::min(of.norm.rows, (chunk + 1) * rows); ++row) {
       const int64_t at = row * width;
-      NormGradientRow(of.norm, of.norm.x + at, of.dy + at, of.dx + at, sums, sums + width);
+      float* __restrict dx = of.dx + at;
+      NormGradientRow(of.norm, of.norm.x + at, of.dy + at, dx, sums, sums + width);
+      if (of.addend != nullptr) {
+        const float* __restrict addend = of.addend + at;
+        for (int64_t i = 0; i < width; ++i) dx[i] += addend[i];
+      }
+      if (of.narrow != nullptr) {
+        uint16_t* __restrict narrow = of.narrow + at;
+        for (int64_t i = 0; i < width; ++i) Write(dx[i], narrow + i);
+      }
     }
   }
 }

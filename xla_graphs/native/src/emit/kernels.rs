@@ -18,8 +18,8 @@ const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
 const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";
 const GELU: &str = "xtrain.gelu.1";
-const NORM: &str = "xtrain.norm.1";
-const NORM_GRAD: &str = "xtrain.norm_grad.1";
+const NORM: &str = "xtrain.norm.2";
+const NORM_GRAD: &str = "xtrain.norm_grad.2";
 
 fn dense(shape: &Shape) -> ShapeProto {
     shape_proto(shape, &row_major(shape.rank()))
@@ -133,15 +133,19 @@ pub(super) fn gelu(call: &KernelGelu, operands: &[&Shape]) -> HloInstructionProt
 /// The instruction of a normalization or of its gradients, complete but for its id, name, operands
 /// and metadata.
 pub(super) fn norm(call: &KernelNorm, operands: &[&Shape]) -> HloInstructionProto {
-    let is_backward = call.part == KernelNormPart::Backward;
+    let (target, switch, is_on) = match call.part {
+        KernelNormPart::Forward(_) => (NORM, "adds", call.adds),
+        KernelNormPart::Backward => (NORM_GRAD, "narrows", call.narrows),
+    };
     let config = format!(
-        "{{subtracts_mean = {} : i64, eps = {} : i64}}",
+        "{{subtracts_mean = {} : i64, eps = {} : i64, {switch} = {} : i64}}",
         i64::from(call.of.kind == NormKind::Layer),
         (call.of.eps.get() as f32).to_bits(),
+        i64::from(is_on),
     );
     call_of(
-        if is_backward { NORM_GRAD } else { NORM },
-        results(&call.result_shapes(), is_backward),
+        target,
+        results(&call.result_shapes(), call.is_tuple()),
         operands,
         config,
     )
