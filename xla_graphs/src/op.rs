@@ -251,10 +251,10 @@ impl CpuKernel {
     /// change.
     pub fn name(self) -> &'static str {
         match self {
-            CpuKernel::AmxBf16 => "amx-bf16-1",
-            CpuKernel::Avx512F32 => "avx512-f32-1",
-            CpuKernel::Avx512Bf16 => "avx512-bf16-1",
-            CpuKernel::Avx2F32 => "avx2-f32-1",
+            CpuKernel::AmxBf16 => "amx-bf16-2",
+            CpuKernel::Avx512F32 => "avx512-f32-2",
+            CpuKernel::Avx512Bf16 => "avx512-bf16-2",
+            CpuKernel::Avx2F32 => "avx2-f32-2",
         }
     }
 
@@ -286,6 +286,25 @@ impl MatmulStart {
     }
 }
 
+/// An operand of a [`KernelMatmul`] whose sums along k are its second result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MatmulSums {
+    /// `f32[m]`, of A's rows.
+    Rows,
+    /// `f32[n]`, of B's columns.
+    Columns,
+}
+
+impl MatmulSums {
+    /// As calls have it; 0 for none.
+    pub fn number(self) -> i64 {
+        match self {
+            MatmulSums::Rows => 1,
+            MatmulSums::Columns => 2,
+        }
+    }
+}
+
 /// `C[p, q, m, n]`, the sum over k of `A[p, q, m, k] * B[p, q, k, n]`, accumulated in f32 in the
 /// order of k. Operands A and B are f32 or bf16 arrays of any shape in which strides find the
 /// elements, in elements.
@@ -303,6 +322,9 @@ pub struct KernelMatmul {
     pub c_strides: [usize; 4],
     /// What the sums begin with.
     pub start: MatmulStart,
+    /// Of which operand it gives the sums along k besides: a bias's gradient with a weight's. There is one
+    /// batch, and the operand does not lie along k.
+    pub sums: Option<MatmulSums>,
     /// The result's.
     pub shape: Shape,
 }
@@ -314,6 +336,16 @@ impl KernelMatmul {
         self.a_strides[2..].contains(&1)
             && self.b_strides[2..].contains(&1)
             && self.c_strides[3] == 1
+    }
+
+    /// The shapes of the results.
+    pub fn result_shapes(&self) -> Vec<Shape> {
+        let [_, _, m, n, _] = self.sizes;
+        let sums = self.sums.map(|of| match of {
+            MatmulSums::Rows => Shape::new(DType::F32, [m]),
+            MatmulSums::Columns => Shape::new(DType::F32, [n]),
+        });
+        [self.shape.clone()].into_iter().chain(sums).collect()
     }
 }
 
@@ -900,6 +932,7 @@ impl<C: Composites> Op<C> {
     pub fn call_results(&self) -> Option<Vec<Shape>> {
         match self {
             Op::OnePass(pass) => Some(pass.result_shapes()),
+            Op::KernelMatmul(call) if call.sums.is_some() => Some(call.result_shapes()),
             Op::KernelAttention(call) if !call.joins_gradients => Some(call.result_shapes()),
             Op::KernelNorm(call) if call.is_tuple() => Some(call.result_shapes()),
             _ => None,

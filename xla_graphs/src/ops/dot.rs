@@ -4,7 +4,7 @@
 use super::rule::{Inferred, Vjp, expect, float};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{DotDims, KernelMatmul, MatmulStart, Op};
+use crate::op::{DotDims, KernelMatmul, MatmulStart, MatmulSums, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -71,6 +71,14 @@ pub(super) fn infer_kernel(call: &KernelMatmul, x: &[&Shape]) -> Inferred {
     }
     if !call.is_contiguous() || call.shape.elements() != p * q * m * n {
         return Err("strides are not those of a matmul".into());
+    }
+    let is_summed = match call.sums {
+        None => true,
+        Some(MatmulSums::Rows) => [p, q, call.a_strides[2]] == [1; 3],
+        Some(MatmulSums::Columns) => [p, q, call.b_strides[3]] == [1; 3],
+    };
+    if !is_summed || (call.sums.is_some() && call.start == MatmulStart::Result) {
+        return Err("gives no sums along k".into());
     }
     match call.start {
         MatmulStart::Zero => {}

@@ -8,16 +8,13 @@
 //! conversion of a result that is written in f32 otherwise, the addition of a bias, with which the sums
 //! begin, and the addition to another matmul's result, whose sums go on.
 //!
-//! The sum of bf16 rows in f32 (a bias's gradient) is a matmul by ones: XLA's CPU writes the rows in f32
-//! first.
-//!
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
 use super::rebuild::{Readers, record};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::op::{Binary, CpuKernel, DotDims, KernelMatmul, MatmulStart, Op, Reduction};
+use crate::op::{Binary, CpuKernel, DotDims, KernelMatmul, MatmulStart, Op};
 use crate::shape::Shape;
 use crate::target::{CpuKernels, Target};
 use crate::trace::Tensor;
@@ -75,47 +72,9 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 done.extend(by_the_call.map(|node| (node, result.clone())));
                 Ok(result)
             }
-            Op::Reduce {
-                kind: Reduction::Sum,
-                dims,
-            } => match sum_of_rows(kernels, &x[0], dims) {
-                Some((call, rows)) => {
-                    let ones = Shape::new(DType::BF16, [call.sizes[4]]);
-                    let ones = trace.full(1.0, &ones)?;
-                    trace.record(Op::KernelMatmul(Box::new(call)), &[&ones, &rows])
-                }
-                None => record(trace, &node.op, &x),
-            },
             op => record(trace, op, &x),
         }
     })
-}
-
-/// The sum over the leading dimensions of what is converted from bf16 as a matmul whose first operand
-/// is ones, and its second.
-fn sum_of_rows(kernels: CpuKernels, x: &Tensor, dims: &[usize]) -> Option<(KernelMatmul, Tensor)> {
-    let kernel = kernels.bf16?;
-    let is_leading = dims.iter().copied().eq(0..dims.len());
-    if x.dtype() != DType::F32 || x.node().op != Op::Convert(DType::F32) || !is_leading {
-        return None;
-    }
-    let rows = x.trace().tensor(x.node().operands[0]);
-    let (summed, kept) = x.dims().split_at(dims.len());
-    let (k, n) = (summed.iter().product(), kept.iter().product());
-    // Fewer are not worth a call.
-    if rows.dtype() != DType::BF16 || k < 64 || n < 64 {
-        return None;
-    }
-    let call = KernelMatmul {
-        kernel,
-        sizes: [1, 1, 1, n, k],
-        a_strides: [0, 0, k, 1],
-        b_strides: [0, 0, n, 1],
-        c_strides: [0, 0, n, 1],
-        start: MatmulStart::Zero,
-        shape: Shape::new(DType::F32, kept),
-    };
-    Some((call, rows))
 }
 
 /// What becomes of a dot's result.
@@ -458,6 +417,7 @@ fn strided(
         b_strides: [p, q, k, n].map(|axis| axis.strides[b]),
         c_strides: [p, q, m, n].map(|axis| axis.strides[2]),
         start: MatmulStart::Zero,
+        sums: None,
         shape: Shape::new(dtype, out),
     };
     call.is_contiguous().then_some((call, is_swapped))

@@ -11,6 +11,7 @@
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `joined_gradients` | gradients of queries, keys and values are padded and added up | an attention of the CPU plugin's writes them as one array |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
+//! | | `bias_sums` | primitives | a bias's gradient is a result of the call that gives its weight's |
 //! | | `norm_sums` | primitives | a normalization of the CPU plugin's adds up what it reads, and to its gradient what else belongs there |
 //! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's, and so is a barrier |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
@@ -21,6 +22,7 @@
 //! provenance of nodes, but for what `partition` and `stages` say of theirs.
 
 mod autocast;
+mod bias_sums;
 mod cpu_kernels;
 mod decompose;
 mod dot_layout;
@@ -81,6 +83,7 @@ pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = decompose::decompose(&graph, target)?;
     let graph = joined_gradients::rewrite(&graph)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
+    let graph = bias_sums::rewrite(&graph, target)?;
     let graph = norm_sums::rewrite(&graph)?;
     let graph = one_pass::rewrite(&graph, target)?;
     dot_layout::rewrite(&graph, target)

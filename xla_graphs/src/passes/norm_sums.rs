@@ -2,8 +2,8 @@
 //! L1: the addition of a layer's result to its input, which is then normalized; of its gradient to the
 //! gradient that went past the layer; and that sum in bf16, for matmuls.
 //!
-//! Only what is in memory anyway is taken as an operand: XLA fuses into an addition what computes its
-//! summands.
+//! Only what is in memory anyway is taken as an operand: XLA fuses into an addition what else computes
+//! its summands.
 //!
 //! Before: primitives. After: the same values.
 
@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::nn::call_result;
 use crate::op::{Binary, KernelNorm, KernelNormPart, Op};
+use crate::trace::Tensor;
 use std::collections::HashMap;
 
 pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
@@ -29,10 +30,11 @@ pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
         }
         order.extend(found.calls.get(&id).and_then(|call| call.sum));
     }
+    let mut calls: HashMap<NodeId, Tensor> = HashMap::new();
     graph.rebuild_in(&order, |trace, id, replaced| {
         let node = &graph.nodes[id as usize];
-        if let Some(&(call, index)) = found.results.get(&id) {
-            return call_result(&replaced.get(call), index);
+        if let Some((call, index)) = found.results.get(&id) {
+            return call_result(&calls[call], *index);
         }
         let Some(call) = found.calls.get(&id) else {
             let x = (node.operands.iter()).map(|&operand| replaced.get(operand));
@@ -41,6 +43,7 @@ pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
         let operands = call.operands.iter().map(|&operand| replaced.get(operand));
         let operands = operands.collect::<Vec<_>>();
         let tensor = record(trace, &Op::KernelNorm(Box::new(call.of.clone())), &operands)?;
+        calls.insert(id, tensor.clone());
         match call.sum {
             Some(_) => call_result(&tensor, 0),
             None => Ok(tensor),
@@ -80,24 +83,33 @@ impl Found {
         found
     }
 
-    /// Whether a node is in memory whatever reads it.
-    fn is_in_memory(&self, graph: &Graph, id: NodeId) -> bool {
+    /// Whether a node is in memory whatever else reads it: a call gives it, or reads it.
+    fn is_in_memory(&self, graph: &Graph, readers: &Readers, id: NodeId) -> bool {
+        let is_call = |id: NodeId| {
+            let op = &graph.nodes[id as usize].op;
+            matches!(
+                op,
+                Op::KernelMatmul(_) | Op::KernelGelu(_) | Op::KernelNorm(_)
+            )
+        };
         let node = &graph.nodes[id as usize];
         match &node.op {
-            Op::Input(_)
-            | Op::TakeRows
-            | Op::KernelMatmul(_)
-            | Op::KernelGelu(_)
-            | Op::KernelNorm(_)
-            | Op::GetTupleElement { .. } => true,
-            Op::Reshape(_) => self.is_in_memory(graph, node.operands[0]),
-            _ => self.results.contains_key(&id),
+            _ if self.results.contains_key(&id) => true,
+            Op::Input(_) | Op::GetTupleElement { .. } => true,
+            Op::Reshape(_) => self.is_in_memory(graph, readers, node.operands[0]),
+            _ => is_call(id) || readers.all(id).iter().any(|&reader| is_call(reader)),
         }
     }
 
     /// The two summands of a sum in f32, if they are in memory and have these dimensions, and the second,
     /// if it may be, before its conversion from bf16.
-    fn summands(&self, graph: &Graph, id: NodeId, dims: &[usize]) -> Option<[NodeId; 2]> {
+    fn summands(
+        &self,
+        graph: &Graph,
+        readers: &Readers,
+        id: NodeId,
+        dims: &[usize],
+    ) -> Option<[NodeId; 2]> {
         let node = |id: NodeId| &graph.nodes[id as usize];
         let sum = node(id);
         if sum.op != Op::Binary(Binary::Add) || sum.shape.dtype != DType::F32 {
@@ -106,7 +118,8 @@ impl Found {
         let [a, b] = sum.operands[..] else {
             return None;
         };
-        let fits = |id: NodeId| self.is_in_memory(graph, id) && node(id).shape.dims[..] == *dims;
+        let fits =
+            |id: NodeId| self.is_in_memory(graph, readers, id) && node(id).shape.dims[..] == *dims;
         [[a, b], [b, a]].into_iter().find_map(|[wide, other]| {
             let is_converted = node(other).op == Op::Convert(DType::F32);
             let narrow = is_converted.then(|| node(other).operands[0]);
@@ -123,7 +136,7 @@ impl Found {
         if self.results.contains_key(&sum) || !readers.all(sum).iter().all(is_first) {
             return;
         }
-        let Some([wide, other]) = self.summands(graph, sum, &of.dims) else {
+        let Some([wide, other]) = self.summands(graph, readers, sum, &of.dims) else {
             return;
         };
         let of = KernelNorm {
@@ -144,7 +157,8 @@ impl Found {
 
     fn backward(&mut self, graph: &Graph, readers: &Readers, id: NodeId, of: &KernelNorm) {
         let node = |id: NodeId| &graph.nodes[id as usize];
-        let dx = |reader: &&NodeId| matches!(node(**reader).op, Op::GetTupleElement { index: 0, .. });
+        let dx =
+            |reader: &&NodeId| matches!(node(**reader).op, Op::GetTupleElement { index: 0, .. });
         let Some(&dx) = readers.all(id).iter().find(dx) else {
             return;
         };
@@ -156,8 +170,13 @@ impl Found {
             node.op == Op::Binary(Binary::Add) && node.shape.dtype == DType::F32
         });
         if let Some(sum) = sum {
-            let other = node(sum).operands.iter().copied().find(|&other| other != dx);
-            let other = other.filter(|&other| other < id && self.is_in_memory(graph, other));
+            let other = node(sum)
+                .operands
+                .iter()
+                .copied()
+                .find(|&other| other != dx);
+            let other =
+                other.filter(|&other| other < id && self.is_in_memory(graph, readers, other));
             if let Some(other) = other {
                 of.adds = true;
                 operands.push(other);

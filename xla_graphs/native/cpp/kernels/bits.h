@@ -38,6 +38,19 @@ inline __attribute__((always_inline)) float Read(uint16_t bf16) { return FromBit
 inline __attribute__((always_inline)) void Write(float value, float* to) { *to = value; }
 inline __attribute__((always_inline)) void Write(float value, uint16_t* to) { *to = static_cast<uint16_t>(Rounded(value) >> 16); }
 
+inline __attribute__((always_inline)) Lanes ReadLanes(const float* from) {
+  Lanes values;
+  std::memcpy(&values, from, sizeof values);
+  return values;
+}
+inline __attribute__((always_inline)) Lanes ReadLanes(const uint16_t* from) {
+  typedef uint16_t Narrow __attribute__((vector_size(2 * kLanes)));
+  typedef uint32_t Wide __attribute__((vector_size(4 * kLanes)));
+  Narrow bf16;
+  std::memcpy(&bf16, from, sizeof bf16);
+  return reinterpret_cast<Lanes>(__builtin_convertvector(bf16, Wide) << 16);
+}
+
 // e^x for x up to 0, within 2 ulp; 0 where it would be subnormal; of a NaN a NaN. Source: Cephes (Moshier), expf.
 inline __attribute__((always_inline)) float Exponential(float x) {
   constexpr float kLeast = -87.3f;

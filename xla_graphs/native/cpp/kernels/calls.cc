@@ -158,9 +158,11 @@ bool Holds(const ffi::AnyBuffer& buffer, const std::array<int64_t, 4>& sizes, co
 
 // What the sums of a matmul begin with, as its attribute `start` has it: 0, its result, or a bias.
 enum Start : int64_t { kZero = 0, kResult = 1, kBias = 2 };
+// Of which operand the sums along k are the second result, as its attribute `sums` has it.
+enum SumsOf : int64_t { kNothing = 0, kRowsOfA = 1, kColumnsOfB = 2 };
 
-ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs starts, ffi::Result<ffi::AnyBuffer> c, int64_t kernel,
-                      int64_t start, ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
+ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs starts, ffi::Result<ffi::AnyBuffer> c,
+                      ffi::RemainingRets sums, int64_t kernel, int64_t start, int64_t sums_of, ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> a_strides, ffi::Span<const int64_t> b_strides,
                       ffi::Span<const int64_t> c_strides) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.matmul: ") + what); };
   const Implementation* implementation = Find(static_cast<Kernel>(kernel));
@@ -190,13 +192,21 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
     if (!x.continues && (start != kBias || !IsF32(*before, x.n))) return invalid("the bias does not fit");
     if (!x.continues) x.bias = static_cast<const float*>(before->untyped_data());
   }
+  if (sums.size() != (sums_of == kNothing ? 0 : 1)) return invalid("the sums along k are missing");
+  if (sums_of != kNothing) {
+    x.sums_of_b = sums_of == kColumnsOfB;
+    auto sum = sums.get<ffi::AnyBuffer>(0);
+    const bool fits = !sum.has_error() && IsF32(**sum, x.sums_of_b ? x.n : x.m) && x.batch[0] * x.batch[1] == 1;
+    if (!fits || (x.sums_of_b ? x.b_strides[3] : x.a_strides[2]) != 1) return invalid("the sums along k do not fit");
+    x.sums = static_cast<float*>((**sum).untyped_data());
+  }
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const Plan plan = implementation->plan(x, static_cast<int>(threads));
   std::optional<Loan> loan;
   auto packed = std::make_shared<Packed>();
   try {
-    packed->words = loan.emplace(plan.a_words + plan.b_words).words();
+    packed->words = loan.emplace(plan.a_words + plan.b_words + plan.sum_words).words();
   } catch (const std::bad_alloc&) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "xtrain.matmul: out of memory");
   }
@@ -506,8 +516,10 @@ XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                            .Arg<ffi::AnyBuffer>()
                            .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
+                           .RemainingRets()
                            .Attr<int64_t>("kernel")
                            .Attr<int64_t>("start")
+                           .Attr<int64_t>("sums")
                            .Attr<ffi::Span<const int64_t>>("sizes")
                            .Attr<ffi::Span<const int64_t>>("a_strides")
                            .Attr<ffi::Span<const int64_t>>("b_strides")
@@ -588,7 +600,7 @@ extern "C" void xtrain_cpp_register_kernels() {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.2", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
+    return add("xtrain.matmul.3", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
            add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
            add("xtrain.norm.2", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.2", xtrain::kernels::kCallNormGradients);

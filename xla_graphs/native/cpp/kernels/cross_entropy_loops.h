@@ -15,7 +15,6 @@
 #include "bits.h"
 #include "cross_entropy.h"
 #include "flush.h"
-#include "stream.h"
 
 namespace xtrain::kernels {
 namespace {
@@ -76,19 +75,12 @@ inline void GradientRow(const float* __restrict x, int64_t classes, float log_su
     std::fill_n(to, classes, T{});
     return;
   }
-  constexpr int64_t kBlock = 1024;
-  alignas(64) T block[kBlock];
-  for (int64_t begin = 0; begin < classes; begin += kBlock) {
-    const int64_t count = std::min(kBlock, classes - begin), of_label = label - begin;
-    for (int64_t i = 0; i < count; ++i) Write(Exponential(x[begin + i] - log_sum) * loss_gradient, block + i);
-    if (of_label >= 0 && of_label < count) Write((Exponential(x[label] - log_sum) - 1.0f) * loss_gradient, block + of_label);
-    Streaming::Put(block, count, to + begin);
-  }
+  for (int64_t i = 0; i < classes; ++i) Write(Exponential(x[i] - log_sum) * loss_gradient, to + i);
+  if (label >= 0 && label < classes) Write((Exponential(x[label] - log_sum) - 1.0f) * loss_gradient, to + label);
 }
 
 inline void Gradients(const LogitGradients& of, std::atomic<int64_t>& next) {
   const FlushSubnormals flush;
-  const Streaming stores;
   const int64_t rows = of.logits.Chunk(), classes = of.logits.classes;
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < of.logits.Chunks();) {
     for (int64_t row = chunk * rows; row < std::min(of.logits.rows, (chunk + 1) * rows); ++row) {

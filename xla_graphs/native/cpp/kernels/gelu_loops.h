@@ -14,7 +14,6 @@
 #include "bits.h"
 #include "flush.h"
 #include "gelu.h"
-#include "stream.h"
 
 namespace xtrain::kernels {
 namespace {
@@ -73,7 +72,7 @@ inline void GeluChunk(const Gelu& of, int64_t begin, int64_t end) {
   for (; begin < end; begin += kBlock) {
     const int64_t count = std::min(kBlock, end - begin);
     const T *x = static_cast<const T*>(of.x) + begin, *dy = of.dy == nullptr ? nullptr : static_cast<const T*>(of.dy) + begin;
-    alignas(64) R to[kBlock];
+    R* to = static_cast<R*>(of.result) + begin;
     for (int64_t i = kBlock; i < 2 * kBlock; i += 64 / sizeof(T)) {
       __builtin_prefetch(x + i);
       if (dy != nullptr) __builtin_prefetch(dy + i);
@@ -83,13 +82,11 @@ inline void GeluChunk(const Gelu& of, int64_t begin, int64_t end) {
     } else {
       of.is_tanh ? BackwardGelu<true>(x, dy, count, to) : BackwardGelu<false>(x, dy, count, to);
     }
-    Streaming::Put(to, count, static_cast<R*>(of.result) + begin);
   }
 }
 
 inline void Gelus(const Gelu& of, std::atomic<int64_t>& next) {
   const FlushSubnormals flush;
-  const Streaming stores;
   for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < of.Chunks();) {
     const int64_t begin = chunk * Gelu::kChunk, end = std::min(begin + Gelu::kChunk, of.elements);
     if (of.x_bf16) {

@@ -22,6 +22,7 @@
 
 #include <cstring>
 
+#include "bits.h"
 #include "matmul.h"
 #include "pack.h"
 
@@ -103,6 +104,7 @@ struct Gemm {
     plan.parts = batches * plan.m_parts * plan.n_parts;
     if (shares_a && plan.n_parts > 1) plan.a_words = all_a.Words(), plan.a_pieces = all_a.Pieces();
     if (shares_b && plan.m_parts > 1) plan.b_words = all_b.Words(), plan.b_pieces = all_b.Pieces();
+    if (x.sums != nullptr) plan.sum_words = CeilDiv(words, kSumWords) * (x.sums_of_b ? x.n : x.m);
     return plan;
   }
 
@@ -126,13 +128,15 @@ struct Gemm {
     // Where a panel of the step from k0 on is; all steps before it have kc words, a multiple of 16.
     int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kRows + panel * O::PanelWords(std::min(kc, words - k0)); }
 
-    void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to) const {
+    // `sums`: as `AddUp` has them, or null.
+    void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to, float* sums) const {
       const int64_t of_panels = CeilDiv(panels, piece_panels), of_words = CeilDiv(kc, piece_words);
       const int64_t k0 = piece / (of_panels * of_words) * kc, here = std::min(kc, words - k0);
       const int64_t panel = piece / of_words % of_panels * piece_panels, k = piece % of_words * piece_words;
       if (k >= here) return;
-      PackAs<O>(is_bf16, s, panel * O::kRows, std::min(piece_panels, panels - panel), k0 + k, std::min(piece_words, here - k),
-                to + At(panel, k0) + k * O::kRows, O::PanelWords(here));
+      const int64_t of_piece = std::min(piece_panels, panels - panel), k_words = std::min(piece_words, here - k);
+      PackAs<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kRows, O::PanelWords(here));
+      AddUp(is_bf16, s, panel * O::kRows, of_piece * O::kRows, k0 + k, k_words, sums);
     }
   };
 
@@ -164,6 +168,50 @@ struct Gemm {
     const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
     PackAs<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words);
     return left;
+  }
+
+  // Adds up along k what has just been packed, and is near, rows [r0, r0 + rows) and words [k0, k0 + words), k0 a multiple of 16: to
+  // row k / 16 of `sums`, [.., r], if that is not null.
+  static constexpr int64_t kSumWords = 16;
+  static void AddUp(bool is_bf16, const Source& s, int64_t r0, int64_t rows, int64_t k0, int64_t words, float* sums) {
+    if (sums == nullptr) return;
+    is_bf16 ? AddUpAs<uint16_t>(s, r0, rows, k0, words, sums) : AddUpAs<float>(s, r0, rows, k0, words, sums);
+  }
+
+  template <class T>
+  static void AddUpAs(const Source& s, int64_t r0, int64_t rows, int64_t k0, int64_t words, float* sums) {
+    const int64_t count = std::min(rows, s.r_size - r0), end = std::min((k0 + words) * kPerWord, s.k_size);
+    const auto row = [&](int64_t k) { return static_cast<const T*>(s.data) + k * s.k_stride + r0; };
+    for (int64_t k = k0 * kPerWord; k < end; k += kSumWords * kPerWord) {
+      float* to = sums + k / (kSumWords * kPerWord) * s.r_size + r0;
+      const int64_t last = std::min(k + kSumWords * kPerWord, end);
+      std::fill_n(to, count, 0.0f);
+      int64_t at = k;
+      for (; at + 4 <= last; at += 4) AddRows<4>(row(at), s.k_stride, count, to);
+      for (; at < last; ++at) AddRows<1>(row(at), s.k_stride, count, to);
+    }
+  }
+
+  template <int kRows, class T>
+  static void AddRows(const T* from, int64_t pitch, int64_t count, float* to) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      Lanes sum;
+      std::memcpy(&sum, to + i, sizeof sum);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum += ReadLanes(from + r * pitch + i);
+      std::memcpy(to + i, &sum, sizeof sum);
+    }
+    for (; i < count; ++i) {
+      for (int r = 0; r < kRows; ++r) to[i] += Read(from[r * pitch + i]);
+    }
+  }
+
+  // The sums of all words, of rows [r0, r0 + rows).
+  static void Total(const Matmul& x, int64_t r0, int64_t rows, const float* sums) {
+    const int64_t size = x.sums_of_b ? x.n : x.m, count = std::min(rows, size - r0), words = CeilDiv(x.k, kPerWord);
+    std::fill_n(x.sums + r0, count, 0.0f);
+    for (int64_t k = 0; k < words; k += kSumWords) AddRows<1>(sums + k / kSumWords * size + r0, size, count, x.sums + r0);
   }
 
   // `is_bf16`: what is in memory.
@@ -202,15 +250,17 @@ struct Gemm {
     if (resumes || K::kStep < words || x.continues) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
     const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
     const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
+    float* const sums = reinterpret_cast<float*>(packed.words + plan.a_words + plan.b_words);
+    float *const a_sums = x.sums == nullptr || x.sums_of_b ? nullptr : sums, *const b_sums = x.sums != nullptr && x.sums_of_b ? sums : nullptr;
     const int64_t pieces = plan.a_pieces + plan.b_pieces;
     int64_t claim = next.fetch_add(1, std::memory_order_relaxed);
     if (pieces > 0) {
       const Source sa = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k}, sb = {x.b, x.b_strides[3], x.b_strides[2], x.n, x.k};
       for (; claim < pieces; claim = next.fetch_add(1, std::memory_order_relaxed)) {
         if (claim < plan.a_pieces) {
-          all_a.Pack(x.a_bf16, sa, claim, packed.words);
+          all_a.Pack(x.a_bf16, sa, claim, packed.words, a_sums);
         } else {
-          all_b.Pack(x.b_bf16, sb, claim - plan.a_pieces, packed.words + plan.a_words);
+          all_b.Pack(x.b_bf16, sb, claim - plan.a_pieces, packed.words + plan.a_words, b_sums);
         }
         packed.pieces.fetch_add(1, std::memory_order_release);
       }
@@ -247,12 +297,14 @@ struct Gemm {
         const uint32_t* right = packed.words + plan.a_words + all_b.At(n0 / K::kNr, k0);
         if (plan.b_pieces == 0) {
           PackAs<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b, b_words);
+          if (m0 == 0) AddUp(x.b_bf16, sb, n0, n_size, k0, kc, b_sums);
           right = b;
         }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
           const PanelsOfA left = plan.a_pieces > 0 ? PanelsOfA{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
                                               : MakePanels(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
+          if (plan.a_pieces == 0 && n0 == 0) AddUp(x.a_bf16, sa, m0 + i0 * K::kMr, panels * K::kMr, k0, kc, a_sums);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
@@ -269,16 +321,18 @@ struct Gemm {
                   panel.ahead = reinterpret_cast<const char*>(right + (j + 1) * b_words + 16 * before);
                   panel.lines = std::min(share, b_words / 16 - before);
                 }
-                float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
+                float* tile = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
-                if (begins && x.continues) LoadSums(x, at, rows, columns, sums);
+                if (begins && x.continues) LoadSums(x, at, rows, columns, tile);
                 K::Tile(x, panel, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
-                        begins && !x.continues ? bias : sums, ends ? nullptr : sums, at, rows, columns);
+                        begins && !x.continues ? bias : tile, ends ? nullptr : tile, at, rows, columns);
               }
             }
           }
         }
       }
+      if (a_sums != nullptr && n0 == 0) Total(x, m0, m_size, a_sums);
+      if (b_sums != nullptr && m0 == 0) Total(x, n0, n_size, b_sums);
     }
   }
 };

@@ -30,6 +30,11 @@ struct Matmul {
   bool continues;
   // Or with this, f32[n], in every row, if it is not null.
   const float* bias = nullptr;
+  // Where the sums along k of A's rows go, f32[m], or (`sums_of_b`) of B's columns, f32[n], if it is not null: those of what a bias was
+  // added to give the bias's gradient. There is one batch, and the operand does not lie along k. They are made of the sums of each 16
+  // words, in order.
+  float* sums = nullptr;
+  bool sums_of_b = false;
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
@@ -44,6 +49,7 @@ struct Plan {
   // one that each part packs for itself.
   int64_t a_pieces, b_pieces;
   int64_t a_words, b_words;  // of the packed operands, 4 bytes each
+  int64_t sum_words;         // of the sums of each 16 words of k
 
   // What there is to claim: pieces, then parts.
   int64_t Claims() const { return a_pieces + b_pieces + parts; }
@@ -51,7 +57,7 @@ struct Plan {
 
 // What the threads of one call pack together.
 struct Packed {
-  uint32_t* words = nullptr;  // the plan's `a_words`, then its `b_words`
+  uint32_t* words = nullptr;  // the plan's `a_words`, `b_words` and `sum_words`
   std::atomic<int64_t> pieces{0};  // that are there
 };
 

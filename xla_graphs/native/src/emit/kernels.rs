@@ -8,11 +8,11 @@ use crate::proto::xla::{
 use xtrain_graphs::Shape;
 use xtrain_graphs::op::{
     Binary, Gelu, KernelAttention, KernelCrossEntropy, KernelGelu, KernelMatmul, KernelNorm,
-    KernelNormPart, MatmulStart, NormKind, OnePass, PassForm, Step, Unary,
+    KernelNormPart, MatmulStart, MatmulSums, NormKind, OnePass, PassForm, Step, Unary,
 };
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
-const MATMUL: &str = "xtrain.matmul.2";
+const MATMUL: &str = "xtrain.matmul.3";
 const ATTENTION: &str = "xtrain.attention.2";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
@@ -63,9 +63,10 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
     });
     let sums = sums.into_iter();
     let config = format!(
-        "{{kernel = {} : i64, start = {} : i64, sizes = {}, a_strides = {}, b_strides = {}, c_strides = {}}}",
+        "{{kernel = {} : i64, start = {} : i64, sums = {} : i64, sizes = {}, a_strides = {}, b_strides = {}, c_strides = {}}}",
         call.kernel.number(),
         call.start.number(),
+        call.sums.map_or(0, MatmulSums::number),
         array(&call.sizes),
         array(&call.a_strides),
         array(&call.b_strides),
@@ -73,7 +74,12 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
     );
     HloInstructionProto {
         output_operand_aliasing: sums.collect(),
-        ..call_of(MATMUL, dense(&call.shape), operands, config)
+        ..call_of(
+            MATMUL,
+            results(&call.result_shapes(), call.sums.is_some()),
+            operands,
+            config,
+        )
     }
 }
 

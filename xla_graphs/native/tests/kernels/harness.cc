@@ -55,7 +55,7 @@ void Run(const Implementation& kernel, const Matmul& x, int threads) {
   const Plan plan = kernel.plan(x, threads);
   static Scratch scratch;
   Packed packed;
-  packed.words = scratch.Words(plan.a_words + plan.b_words);
+  packed.words = scratch.Words(plan.a_words + plan.b_words + plan.sum_words);
   std::atomic<int64_t> next{0};
   std::vector<std::thread> helpers;
   for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { kernel.work(x, plan, packed, next); });
@@ -141,6 +141,13 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
     x.bias = bias.data();
     each_of_c([&](int64_t, int64_t, int64_t, int64_t n, int64_t at) { before[at] = bias[n]; });
   }
+  // The sums along k of an operand that lies the other way.
+  std::vector<float> sums(std::max(x.m, x.n) + 1, -1), sums_again = sums;
+  const bool lies[] = {x.a_strides[2] == 1, x.b_strides[3] == 1};
+  x.sums_of_b = lies[0] && lies[1] ? random() % 2 : lies[1];
+  const bool is_as_stored = (x.sums_of_b ? x.b_bf16 : x.a_bf16) == named.is_bf16;
+  const bool is_summed = is_as_stored && lies[x.sums_of_b] && x.batch[0] * x.batch[1] == 1 && !x.continues;
+  if (is_summed) x.sums = sums.data();
   std::vector<char> again = c, in_two = c;
   x.a = a.bytes.data(), x.b = b.bytes.data(), x.c = c.data();
   const int threads = static_cast<int>(up_to(8)), others = 1 + threads % 8;
@@ -168,18 +175,30 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
     const double allowed = sizes * 1e-7 * std::sqrt(static_cast<double>(x.k)) + (x.c_bf16 ? std::fabs(want) / 256 : 0) + 1e-30;
     worst = std::max(worst, std::isfinite(got) ? std::fabs(got - want) / allowed : 1e9);
   });
-  bool ok = worst < 3;
+  const int64_t summed = !is_summed ? 0 : x.sums_of_b ? x.n : x.m;
+  for (int64_t i = 0; i < summed; ++i) {
+    const float* of = x.sums_of_b ? &b.numbers[i * x.b_strides[3]] : &a.numbers[i * x.a_strides[2]];
+    double want = 0, sizes = 0;
+    for (int64_t k = 0; k < x.k; ++k) {
+      const double term = of[k * (x.sums_of_b ? x.b_strides[2] : x.a_strides[3])];
+      want += term, sizes += std::fabs(term);
+    }
+    if (std::isnan(want) != std::isnan(sums[i]) || (std::isinf(want) && sums[i] != want)) worst = 1e9;
+    if (std::isfinite(sizes)) worst = std::max(worst, std::fabs(sums[i] - want) / (sizes * 1e-6 + 1e-30));
+  }
+  bool ok = worst < 3 && sums[summed] == -1;
   for (int64_t i = 0; i < c_size + kGuard; ++i) {
     for (int64_t byte = 0; byte < width && !touched[i]; ++byte) ok = ok && c[i * width + byte] == kUntouched;
   }
   x.c = again.data();
+  if (is_summed) x.sums = sums_again.data();
   Run(kernel, x, others);
-  ok = ok && c == again;
+  ok = ok && c == again && std::memcmp(sums.data(), sums_again.data(), sums.size() * sizeof(float)) == 0;
   // The terms along k in two calls, the second of which continues: the same bits.
   const int64_t half = x.k / 64 * 32;
   if (!x.c_bf16 && half > 0) {
     Matmul part = x;
-    part.c = in_two.data(), part.k = half;
+    part.c = in_two.data(), part.k = half, part.sums = nullptr;
     Run(kernel, part, threads);
     part.a = static_cast<const char*>(x.a) + half * x.a_strides[3] * (x.a_bf16 ? 2 : 4);
     part.b = static_cast<const char*>(x.b) + half * x.b_strides[2] * (x.b_bf16 ? 2 : 4);
@@ -582,6 +601,36 @@ bool TestCrossEntropy(std::mt19937& random) {
   return ok;
 }
 
+// With sums around it a normalization gives the same bits as between additions of their own. `of`: backward without them, done.
+bool NormAddsUp(std::mt19937& random, const Loops& loops, const Norm& norm, const void* summand, bool is_bf16, const NormBackward& of,
+                const std::vector<float>& beside) {
+  const int64_t count = norm.rows * norm.width;
+  std::vector<float> sum(count), y(count), want_sum(count), want_y(count), dx(count), want_dx(count), sums(norm.Chunks() * 2 * norm.width);
+  std::vector<uint16_t> low(count), want_low(count);
+  for (int64_t i = 0; i < count; ++i) {
+    want_sum[i] = norm.x[i] + (is_bf16 ? FromBf16(static_cast<const uint16_t*>(summand)[i]) : static_cast<const float*>(summand)[i]);
+    want_dx[i] = of.dx[i] + beside[i], want_low[i] = ToBf16(want_dx[i]);
+  }
+  Norm of_sum = norm;
+  of_sum.x = want_sum.data();
+  const NormForward plain = {of_sum, nullptr, want_y.data(), false}, adding = {norm, nullptr, y.data(), false, {summand, is_bf16, sum.data()}};
+  NormBackward backward = of;
+  backward.dx = dx.data(), backward.sums = sums.data(), backward.addend = beside.data(), backward.narrow = low.data();
+  OnSome(random, [&](std::atomic<int64_t>& next) { loops.norm_forward(plain, next); });
+  OnSome(random, [&](std::atomic<int64_t>& next) { loops.norm_forward(adding, next); });
+  OnSome(random, [&](std::atomic<int64_t>& next) { loops.norm_backward(backward, next); });
+  const auto same = [count](const std::vector<float>& a, const std::vector<float>& b) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+    }
+    return true;
+  };
+  bool ok = same(sum, want_sum) && same(y, want_y) && same(dx, want_dx);
+  for (int64_t i = 0; i < count; ++i) ok &= low[i] == want_low[i] || std::isnan(want_dx[i]);
+  if (!ok) std::printf("norm of a sum: other values\n");
+  return ok;
+}
+
 bool TestNorm(std::mt19937& random) {
   std::normal_distribution<float> normal;
   const int64_t rows = 1 + random() % (random() % 4 == 0 ? 1500 : 70), width = 1 + random() % (random() % 2 != 0 ? 100 : 3000);
@@ -597,6 +646,14 @@ bool TestNorm(std::mt19937& random) {
   const bool has_nan = random() % 8 == 0;
   if (has_nan) x[(rows - 1) * width + random() % width] = random() % 2 != 0 ? NAN : INFINITY;
   const Norm norm = {x.data(), rows, width, subtracts_mean, 1e-5f, scale.data()};
+  // x as a sum, and what is added to its gradient.
+  const bool adds_bf16 = random() % 2 != 0;
+  std::vector<float> summand(x), beside(rows * width);
+  std::vector<uint16_t> other(rows * width);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float value = normal(random);
+    other[i] = ToBf16(value), summand[i] = value, beside[i] = normal(random);
+  }
   std::vector<float> first;
   bool ok = true;
   for (const Loops* loops : AllLoops()) {
@@ -608,6 +665,7 @@ bool TestNorm(std::mt19937& random) {
     }
     const NormBackward of = {norm, dy.data(), dx.data(), sums.data()};
     OnSome(random, [&](std::atomic<int64_t>& next) { loops->norm_backward(of, next); });
+    ok &= NormAddsUp(random, *loops, norm, adds_bf16 ? static_cast<const void*>(other.data()) : summand.data(), adds_bf16, of, beside);
     std::vector<double> dscale(width), dshift(width), sizes(width);
     for (int64_t row = 0; row < rows; ++row) {
       const float *here = x.data() + row * width, *of_row = dy.data() + row * width;

@@ -4,7 +4,9 @@
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
-use xtrain_graphs::op::{Attention, Comparison, CpuKernel, DotDims, F64, MatmulStart, Op};
+use xtrain_graphs::op::{
+    Attention, Comparison, CpuKernel, DotDims, F64, MatmulStart, MatmulSums, Op,
+};
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
 /// Those of this processor; `None` if it has none.
@@ -17,7 +19,7 @@ fn target() -> Option<CpuKernels> {
     Some(kernels)
 }
 
-fn is_here(kernel: CpuKernel) -> bool {
+pub fn is_here(kernel: CpuKernel) -> bool {
     xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0
 }
 
@@ -177,6 +179,60 @@ fn what_stands_around_a_dot_goes_into_its_call() {
     ];
     let graph = trace(&small, |_, x| Ok(vec![x[0].matmul(&x[1])?])).unwrap();
     assert!(matches!(calls(&graph, kernels)[..], [Op::Dot { .. }]));
+}
+
+/// A bias's gradient is the second result of the call that gives its weight's, whichever way round the weight lies.
+#[test]
+fn a_bias_has_its_gradient_from_the_call_of_its_weights() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(36);
+    for dtype in [DType::F32, DType::BF16] {
+        if dtype == DType::BF16 && kernels.bf16.is_none() {
+            continue;
+        }
+        for is_turned in [false, true] {
+            let weight = if is_turned { [190, 150] } else { [150, 190] };
+            let arguments = [
+                values(&mut rng, dtype, &[3, 67, 150]),
+                values(&mut rng, dtype, &weight),
+                values(&mut rng, DType::F32, &[190]),
+            ];
+            let graph = trace(&arguments, |_, x| {
+                let dims = DotDims {
+                    lhs_contracting: vec![2],
+                    rhs_contracting: vec![usize::from(is_turned)],
+                    ..DotDims::default()
+                };
+                let product = x[0].dot_general(&x[1], dims, dtype)?;
+                let wide = product.convert(DType::F32)?.add(&x[2])?;
+                let out = wide.convert(dtype)?.convert(DType::F32)?;
+                let grads = backward(&out.mul(&out)?.sum_all()?, &x[1..])?;
+                grads.iter().map(|x| x.convert(DType::F32)).collect()
+            })
+            .unwrap();
+            let sums: Vec<_> = (calls(&graph, kernels).into_iter())
+                .filter_map(|op| match op {
+                    Op::KernelMatmul(call) => call.sums,
+                    _ => None,
+                })
+                .collect();
+            let wanted = if is_turned {
+                MatmulSums::Rows
+            } else {
+                MatmulSums::Columns
+            };
+            assert_eq!(sums, [wanted], "{dtype}");
+            let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            for (got, want) in got.iter().zip(&want) {
+                let (got, want) = (got.numbers(), want.numbers());
+                let largest = want.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                let tolerance = if dtype == DType::BF16 { 2e-2 } else { 1e-5 };
+                assert_close(&got, &want, tolerance * largest);
+            }
+        }
+    }
 }
 
 /// A linear layer is one call, and gives what is wanted of it: bf16 where its sum with the bias is

@@ -1,10 +1,10 @@
 //! Updates, losses and normalizations by the plugin's own loops: the whole way from a graph's operations to
 //! the call. `kernels/harness.cc` has the loops alone.
 
-use crate::kernels::values;
+use crate::kernels::{is_here, values};
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use xtrain_graphs::op::{Gelu, KernelCrossEntropy, KernelNormPart, Op};
-use xtrain_graphs::{CpuKernels, DType, Target, backward, passes};
+use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 
 /// What an optimizer does: moments, a weight in f32 and its copy in bf16, a gradient in bf16 that is
 /// clipped by its norm, and the norm of the change (LAMB's) in between.
@@ -172,6 +172,58 @@ fn norms_by_calls_are_norms() {
                 let tolerance = if dtype == DType::BF16 { 2e-2 } else { 1e-5 };
                 let tolerance = tolerance * largest;
                 assert_close(&got, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// A normalized sum of matmuls' results is added up by the call, and so is the gradient that goes past the
+/// layer; the bits are those of additions of their own.
+#[test]
+fn norms_add_up_what_stands_around_them() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        norm: true,
+        ..CpuKernels::best(is_here)
+    });
+    let mut rng = Rng(41);
+    let [rows, width] = [300, 160];
+    for dtype in [DType::F32, DType::BF16] {
+        for is_layer in [true, false] {
+            let mut arguments = vec![values(&mut rng, dtype, &[rows, width])];
+            arguments.extend((0..3).map(|_| values(&mut rng, dtype, &[width, width])));
+            arguments.extend((0..2).map(|_| values(&mut rng, DType::F32, &[width])));
+            let graph = trace(&arguments, |_, x| {
+                let by = |x: &Tensor, w: &Tensor| x.matmul(w)?.convert(DType::F32);
+                let norm = |sum: &Tensor| match is_layer {
+                    true => sum.layer_norm(&x[4], &x[5], 1e-5),
+                    false => sum.rms_norm(&x[4], 1e-6),
+                };
+                let first = by(&x[0], &x[1])?;
+                let second = first.add(&by(&norm(&first)?.convert(dtype)?, &x[2])?)?;
+                let out = by(&norm(&second)?.convert(dtype)?, &x[3])?;
+                let mut results = backward(&out.mul(&out)?.sum_all()?, &x[..5])?;
+                results.push(out);
+                (results.iter().map(|x| x.convert(DType::F32))).collect()
+            })
+            .unwrap();
+            let lowered = passes::lower(&graph, target).unwrap();
+            lowered.check().unwrap();
+            let calls = lowered.nodes.iter().filter_map(|node| match &node.op {
+                Op::KernelNorm(call) => Some((call.adds, call.narrows)),
+                _ => None,
+            });
+            let is_low = dtype == DType::BF16;
+            let forward = [(false, false), (true, false)];
+            let wanted = [forward, [(false, is_low), (true, is_low)]].concat();
+            assert_eq!(calls.collect::<Vec<_>>(), wanted);
+            let got = compile_for(&graph, target).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            for (got, want) in got.iter().zip(&want) {
+                let (got, want) = (got.numbers(), want.numbers());
+                let largest = want.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                let tolerance = if is_low { 2e-2 } else { 1e-5 };
+                assert_close(&got, &want, tolerance * largest);
             }
         }
     }
