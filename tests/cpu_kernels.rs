@@ -88,7 +88,7 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
                 .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
                 .run();
             shown.succeeded();
-            shown.stdout.matches("\"xtrain.matmul.2\"").count()
+            shown.stdout.matches("\"xtrain.matmul.3\"").count()
         })
         .collect();
     assert!(

@@ -128,15 +128,14 @@ struct Gemm {
     // Where a panel of the step from k0 on is; all steps before it have kc words, a multiple of 16.
     int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kRows + panel * O::PanelWords(std::min(kc, words - k0)); }
 
-    // `sums`: as `AddUp` has them, or null.
+    // `sums`: as `PackSummed` has them.
     void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to, float* sums) const {
       const int64_t of_panels = CeilDiv(panels, piece_panels), of_words = CeilDiv(kc, piece_words);
       const int64_t k0 = piece / (of_panels * of_words) * kc, here = std::min(kc, words - k0);
       const int64_t panel = piece / of_words % of_panels * piece_panels, k = piece % of_words * piece_words;
       if (k >= here) return;
       const int64_t of_piece = std::min(piece_panels, panels - panel), k_words = std::min(piece_words, here - k);
-      PackAs<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kRows, O::PanelWords(here));
-      AddUp(is_bf16, s, panel * O::kRows, of_piece * O::kRows, k0 + k, k_words, sums);
+      PackSummed<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kRows, O::PanelWords(here), sums);
     }
   };
 
@@ -163,33 +162,38 @@ struct Gemm {
   };
 
   // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
-  static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+  static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
+                              float* sums = nullptr) {
     const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16, k0 + words) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
     const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
-    PackAs<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words);
+    PackSummed<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words, sums);
     return left;
   }
 
-  // Adds up along k what has just been packed, and is near, rows [r0, r0 + rows) and words [k0, k0 + words), k0 a multiple of 16: to
-  // row k / 16 of `sums`, [.., r], if that is not null.
+  // As `PackAs`; if `sums` is not null, what is packed is also added up along k while it is near: each 16 words, from a multiple of 16
+  // on, to a row of `sums`, [k / 16, r].
   static constexpr int64_t kSumWords = 16;
-  static void AddUp(bool is_bf16, const Source& s, int64_t r0, int64_t rows, int64_t k0, int64_t words, float* sums) {
-    if (sums == nullptr) return;
-    is_bf16 ? AddUpAs<uint16_t>(s, r0, rows, k0, words, sums) : AddUpAs<float>(s, r0, rows, k0, words, sums);
+  template <class O>
+  static void PackSummed(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
+                         int64_t panel_words, float* sums) {
+    if (sums == nullptr) return PackAs<O>(is_bf16, s, r0, panels, k0, words, to, panel_words);
+    for (int64_t k = 0; k < words; k += kSumWords) {
+      const int64_t here = std::min(kSumWords, words - k);
+      PackAs<O>(is_bf16, s, r0, panels, k0 + k, here, to + k * O::kRows, panel_words);
+      is_bf16 ? AddUp<uint16_t>(s, r0, panels * O::kRows, k0 + k, here, sums) : AddUp<float>(s, r0, panels * O::kRows, k0 + k, here, sums);
+    }
   }
 
+  // Of rows [r0, r0 + rows) the sums of up to 16 words from k0 on.
   template <class T>
-  static void AddUpAs(const Source& s, int64_t r0, int64_t rows, int64_t k0, int64_t words, float* sums) {
+  static void AddUp(const Source& s, int64_t r0, int64_t rows, int64_t k0, int64_t words, float* sums) {
     const int64_t count = std::min(rows, s.r_size - r0), end = std::min((k0 + words) * kPerWord, s.k_size);
     const auto row = [&](int64_t k) { return static_cast<const T*>(s.data) + k * s.k_stride + r0; };
-    for (int64_t k = k0 * kPerWord; k < end; k += kSumWords * kPerWord) {
-      float* to = sums + k / (kSumWords * kPerWord) * s.r_size + r0;
-      const int64_t last = std::min(k + kSumWords * kPerWord, end);
-      std::fill_n(to, count, 0.0f);
-      int64_t at = k;
-      for (; at + 4 <= last; at += 4) AddRows<4>(row(at), s.k_stride, count, to);
-      for (; at < last; ++at) AddRows<1>(row(at), s.k_stride, count, to);
-    }
+    float* to = sums + k0 / kSumWords * s.r_size + r0;
+    std::fill_n(to, count, 0.0f);
+    int64_t k = k0 * kPerWord;
+    for (; k + 4 <= end; k += 4) AddRows<4>(row(k), s.k_stride, count, to);
+    for (; k < end; ++k) AddRows<1>(row(k), s.k_stride, count, to);
   }
 
   template <int kRows, class T>
@@ -296,15 +300,13 @@ struct Gemm {
         const int64_t a_words = K::A::PanelWords(kc), b_words = K::B::PanelWords(kc);
         const uint32_t* right = packed.words + plan.a_words + all_b.At(n0 / K::kNr, k0);
         if (plan.b_pieces == 0) {
-          PackAs<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b, b_words);
-          if (m0 == 0) AddUp(x.b_bf16, sb, n0, n_size, k0, kc, b_sums);
+          PackSummed<typename K::B>(x.b_bf16, sb, n0, b_panels, k0, kc, b, b_words, m0 == 0 ? b_sums : nullptr);
           right = b;
         }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
           const PanelsOfA left = plan.a_pieces > 0 ? PanelsOfA{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
-                                              : MakePanels(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
-          if (plan.a_pieces == 0 && n0 == 0) AddUp(x.a_bf16, sa, m0 + i0 * K::kMr, panels * K::kMr, k0, kc, a_sums);
+                                              : MakePanels(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a, n0 == 0 ? a_sums : nullptr);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));

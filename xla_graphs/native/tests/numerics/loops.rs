@@ -195,9 +195,12 @@ fn norms_add_up_what_stands_around_them() {
             arguments.extend((0..2).map(|_| values(&mut rng, DType::F32, &[width])));
             let graph = trace(&arguments, |_, x| {
                 let by = |x: &Tensor, w: &Tensor| x.matmul(w)?.convert(DType::F32);
-                let norm = |sum: &Tensor| match is_layer {
-                    true => sum.layer_norm(&x[4], &x[5], 1e-5),
-                    false => sum.rms_norm(&x[4], 1e-6),
+                let norm = |sum: &Tensor| {
+                    if is_layer {
+                        sum.layer_norm(&x[4], &x[5], 1e-5)
+                    } else {
+                        sum.rms_norm(&x[4], 1e-6)
+                    }
                 };
                 let first = by(&x[0], &x[1])?;
                 let second = first.add(&by(&norm(&first)?.convert(dtype)?, &x[2])?)?;
