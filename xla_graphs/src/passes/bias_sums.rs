@@ -6,7 +6,7 @@
 //!
 //! Before: primitives. After: the same, sums in another order.
 
-use super::rebuild::{Readers, record};
+use super::rebuild::{Readers, moved_behind, record};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
@@ -22,21 +22,9 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         return Ok(graph.clone());
     };
     let found = Found::of(graph);
-    // A sum that stands before the call which gives it comes behind that.
-    let mut order: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
-    for id in 0..graph.nodes.len() as NodeId {
-        let call_of = found.calls.get(&id);
-        if call_of.is_none_or(|&call| call < id) {
-            order.push(id);
-        }
-        order.extend(
-            found
-                .sums
-                .get(&id)
-                .map(|(sum, _)| *sum)
-                .filter(|&sum| sum < id),
-        );
-    }
+    // A sum comes behind the call that gives it.
+    let sums = found.calls.iter().map(|(&sum, &call)| (sum, call));
+    let order = moved_behind(graph, sums);
     let mut calls: HashMap<NodeId, Tensor> = HashMap::new();
     graph.rebuild_in(&order, |trace, id, replaced| {
         let node = &graph.nodes[id as usize];

@@ -7,7 +7,7 @@
 //!
 //! Before: primitives. After: the same values.
 
-use super::rebuild::{Readers, record};
+use super::rebuild::{Readers, moved_behind, record};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -22,14 +22,9 @@ pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
         return Ok(graph.clone());
     }
     // A sum comes behind the call that gives it.
-    let mut order: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
-    for id in 0..graph.nodes.len() as NodeId {
-        let is_moved = matches!(found.results.get(&id), Some((call, _)) if *call > id);
-        if !is_moved {
-            order.push(id);
-        }
-        order.extend(found.calls.get(&id).and_then(|call| call.sum));
-    }
+    let sums = found.calls.iter();
+    let sums = sums.filter_map(|(&id, call)| call.sum.map(|sum| (sum, id)));
+    let order = moved_behind(graph, sums);
     let mut calls: HashMap<NodeId, Tensor> = HashMap::new();
     graph.rebuild_in(&order, |trace, id, replaced| {
         let node = &graph.nodes[id as usize];

@@ -5,7 +5,7 @@ use crate::graph::{Graph, NodeId};
 use crate::op::Op;
 use crate::trace::{Tensor, Trace};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// What nodes became that were recorded anew.
 pub(super) struct Replaced(Vec<Option<Tensor>>);
@@ -113,6 +113,19 @@ pub(super) fn record(trace: &Trace, op: &Op, x: &[Tensor]) -> Result<Tensor> {
         Op::Convert(dtype) => x[0].convert(*dtype),
         op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     }
+}
+
+/// The nodes in their order, except those that move: `(node, other)`, right behind another each.
+pub(super) fn moved_behind(
+    graph: &Graph,
+    moves: impl Iterator<Item = (NodeId, NodeId)>,
+) -> Vec<NodeId> {
+    let behind: HashMap<NodeId, NodeId> = moves.map(|(node, other)| (other, node)).collect();
+    let moved: HashSet<NodeId> = behind.values().copied().collect();
+    let all = 0..graph.nodes.len() as NodeId;
+    let stay = all.filter(|id| !moved.contains(id));
+    stay.flat_map(|id| [id].into_iter().chain(behind.get(&id).copied()))
+        .collect()
 }
 
 /// The nodes in an order in which those of a group stand together, otherwise as near to theirs as can

@@ -65,7 +65,7 @@ inline void BackwardGelu(const T* __restrict x, const T* __restrict dy, int64_t 
   }
 }
 
-// In blocks, each of which prefetches the next: an element takes so many instructions that the reorder buffer holds few loads.
+// In blocks, each of which prefetches the next: an element takes so many instructions that few loads are in flight.
 template <class T, class R>
 inline void GeluChunk(const Gelu& of, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 256;
