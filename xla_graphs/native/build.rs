@@ -64,6 +64,7 @@ fn build_kernels() {
             ("avx512_f32", &AVX512),
             ("avx512_bf16", &pairs),
             ("amx_bf16", &amx),
+            ("amx_f32", &amx),
             ("loops_avx2", &pass_avx2),
             ("loops_avx512", &pass_avx512),
         ]);

@@ -212,6 +212,9 @@ pub struct FusedDropout {
 pub enum CpuKernel {
     /// Products of bf16 on AMX's tiles; f32 operands are rounded.
     AmxBf16,
+    /// Products of f32 on AMX's tiles, each as products of the three bf16 that add up to it. What is too
+    /// small for tiles, and attention, has [`CpuKernel::Avx512F32`].
+    AmxF32,
     /// Products of f32 on AVX-512.
     Avx512F32,
     /// Products of pairs of bf16 on AVX-512; f32 operands are rounded.
@@ -222,9 +225,10 @@ pub enum CpuKernel {
 
 impl CpuKernel {
     /// All of them; of one type the best first.
-    pub const ALL: [CpuKernel; 4] = [
+    pub const ALL: [CpuKernel; 5] = [
         CpuKernel::AmxBf16,
         CpuKernel::Avx512Bf16,
+        CpuKernel::AmxF32,
         CpuKernel::Avx512F32,
         CpuKernel::Avx2F32,
     ];
@@ -233,7 +237,7 @@ impl CpuKernel {
     pub fn dtype(self) -> DType {
         match self {
             CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 => DType::BF16,
-            CpuKernel::Avx512F32 | CpuKernel::Avx2F32 => DType::F32,
+            CpuKernel::AmxF32 | CpuKernel::Avx512F32 | CpuKernel::Avx2F32 => DType::F32,
         }
     }
 
@@ -244,6 +248,7 @@ impl CpuKernel {
             CpuKernel::Avx512F32 => 1,
             CpuKernel::Avx512Bf16 => 2,
             CpuKernel::Avx2F32 => 3,
+            CpuKernel::AmxF32 => 4,
         }
     }
 
@@ -252,15 +257,27 @@ impl CpuKernel {
     pub fn name(self) -> &'static str {
         match self {
             CpuKernel::AmxBf16 => "amx-bf16-2",
+            CpuKernel::AmxF32 => "amx-f32-1",
             CpuKernel::Avx512F32 => "avx512-f32-2",
             CpuKernel::Avx512Bf16 => "avx512-bf16-2",
             CpuKernel::Avx2F32 => "avx2-f32-2",
         }
     }
 
-    /// Whether attention is built on it.
-    pub fn has_attention(self) -> bool {
-        self != CpuKernel::Avx2F32
+    /// What stands in for it where its tiles are of no use; of others themselves.
+    pub fn without_tiles(self) -> CpuKernel {
+        match self {
+            CpuKernel::AmxF32 => CpuKernel::Avx512F32,
+            other => other,
+        }
+    }
+
+    /// What attention of its type is built on.
+    pub fn of_attention(self) -> Option<CpuKernel> {
+        match self.without_tiles() {
+            CpuKernel::Avx2F32 => None,
+            kernel => Some(kernel),
+        }
     }
 }
 

@@ -100,11 +100,20 @@ impl std::fmt::Display for Target {
                 gelu,
             }) => {
                 f.write_str("cpu")?;
-                let kernels = [bf16, f32].into_iter().flatten();
-                kernels.enumerate().try_for_each(|(i, kernel)| match i {
-                    0 => write!(f, ", matmuls by {}", kernel.name()),
-                    _ => write!(f, " and {}", kernel.name()),
-                })?;
+                let mut kernels: Vec<&str> = Vec::new();
+                for kernel in [bf16, f32].into_iter().flatten() {
+                    kernels.push(kernel.name());
+                    if kernel.without_tiles() != *kernel {
+                        kernels.push(kernel.without_tiles().name());
+                    }
+                }
+                match &kernels[..] {
+                    [] => {}
+                    [only] => write!(f, ", matmuls by {only}")?,
+                    [most @ .., last] => {
+                        write!(f, ", matmuls by {} and {last}", most.join(", "))?;
+                    }
+                }
                 if *attention {
                     write!(f, ", attention by {}", KernelAttention::NAME)?;
                 }

@@ -53,7 +53,7 @@ pub(crate) fn kernel(
     // Elsewhere a query may see no key at all without a mask.
     let sees = attention.window.is_none_or(|window| window > 0 && t <= s);
     let pays = t >= 16 && s >= 16 && d > 0 && b > 0;
-    (kernel.has_attention() && draws && sees && pays).then_some(kernel)
+    kernel.of_attention().filter(|_| draws && sees && pays)
 }
 
 /// `x`, `[B, H, T, D]`, as an operand of a call: what it is made from, and how it lies there.

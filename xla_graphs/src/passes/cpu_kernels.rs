@@ -211,11 +211,14 @@ fn matmul(
             } else {
                 x[0].dtype()
             };
-            if let Some((call, is_swapped)) =
+            if let Some((mut call, is_swapped)) =
                 strided(kernel, [&x[0], &x[1]], [&a, &b], dims, perm, dtype)
             {
                 if !pays(&call) {
                     return None;
+                }
+                if !fills_tiles(&call) {
+                    call.kernel = call.kernel.without_tiles();
                 }
                 let (a, b) = (a.base, b.base);
                 let operands = if is_swapped { [b, a] } else { [a, b] };
@@ -239,6 +242,12 @@ fn pays(call: &KernelMatmul) -> bool {
         (16, 32, 1 << 20)
     };
     m.min(n) >= narrowest && k >= shortest && p * q * m * n * k >= least
+}
+
+/// Whether tiles of 32 x 32 have so much to do that packing all operands for them pays.
+fn fills_tiles(call: &KernelMatmul) -> bool {
+    let [_, _, m, n, k] = call.sizes;
+    m.min(n) >= 64 && k >= 64
 }
 
 /// An operand as what it is made from lies in memory.

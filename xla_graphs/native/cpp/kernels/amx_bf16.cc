@@ -11,54 +11,23 @@
 // Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 // Subnormals count as zero, in operands and in sums, as AMX has it; NaN and infinities pass.
 
+#include "amx_tiles.h"
+// After the packing.
 #include "attention_loops.h"
 
 namespace xtrain::kernels {
 namespace {
 
-struct Amx {
-  static constexpr int kMr = 32, kNr = 32;
-  static constexpr bool kReadsRows = false;
-  static constexpr bool kPairs = true;
+struct Amx : Tiles {
   using A = Order<kMr, true, true>;
   using B = Order<kNr, true, false>;
   static constexpr int64_t kKc = 384, kStep = 128, kAWords = 64 << 10;
-
-  static constexpr int SumAt(int row, int column) { return row / 16 * 512 + column / 16 * 256 + row % 16 * 16 + column % 16; }
-
-  struct Shapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  };
-
-  // The tiles are configured for as long as a thread works. From a constant: GCC's intrinsic says of 8 bytes only that it reads them, so
-  // that stores to the others of a variable are dead to the optimizer.
-  struct State {
-    State() {
-      alignas(64) static constexpr Shapes kShapes;
-      _tile_loadconfig(&kShapes);
-    }
-    ~State() { _tile_release(); }
-  };
 
   static void Tile(const Matmul& x, Rows panel, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,
                    int columns) {
     const uint32_t* a = reinterpret_cast<const uint32_t*>(panel.at);
     if (to == nullptr) ExpectRows(x, at, rows, columns);
-    // What tiles are loaded from is written: the intrinsics do not say that they read memory.
-    __asm__ volatile("" : : : "memory");
-    if (from == nullptr) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    } else {
-      _tile_loadd(0, from, 64);
-      _tile_loadd(1, from + 256, 64);
-      _tile_loadd(2, from + 512, 64);
-      _tile_loadd(3, from + 768, 64);
-    }
+    Begin(from);
     const char *ahead = panel.ahead, *end = ahead + 64 * panel.lines;
     for (int64_t k = 0; k < words; k += 16, a += 512, b += 512) {
       if (ahead < end) {
@@ -86,26 +55,8 @@ struct Amx {
     }
     alignas(64) float here[1024];
     float* sums = to == nullptr ? here : to;
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
-    if (to != nullptr) return;
-    if (x.c_bf16 && columns == 32) {
-      // Whole lines, if C is aligned.
-      for (int i = 0; i < rows; ++i) {
-        const float* row = sums + i / 16 * 512 + i % 16 * 16;
-        const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(row + 256), _mm512_load_ps(row));
-        _mm512_storeu_si512(static_cast<uint16_t*>(x.c) + at + i * x.c_strides[2], (__m512i)both);
-      }
-      return;
-    }
-    const __mmask16 left = FirstBits(columns, 16), right = FirstBits(columns - 16, 16);
-    for (int i = 0; i < rows; ++i) {
-      const float* row = sums + i / 16 * 512 + i % 16 * 16;
-      StoreRow(x, at + i * x.c_strides[2], left, _mm512_load_ps(row));
-      if (columns > 16) StoreRow(x, at + i * x.c_strides[2] + 16, right, _mm512_load_ps(row + 256));
-    }
+    Store(sums);
+    if (to == nullptr) Write(x, sums, at, rows, columns);
   }
 };
 

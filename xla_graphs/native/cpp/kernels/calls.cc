@@ -144,7 +144,7 @@ float AsFloat(int64_t attribute) {
   return value;
 }
 
-bool IsF32Only(Kernel kernel) { return kernel == Kernel::kAvx512F32 || kernel == Kernel::kAvx2F32; }
+bool IsF32Only(Kernel kernel) { return kernel == Kernel::kAmxF32 || kernel == Kernel::kAvx512F32 || kernel == Kernel::kAvx2F32; }
 
 // Whether all elements that these strides reach are in the buffer.
 bool Holds(const ffi::AnyBuffer& buffer, const std::array<int64_t, 4>& sizes, const int64_t* strides) {

@@ -31,6 +31,8 @@ const Implementation* Find(Kernel kernel) {
   switch (kernel) {
     case Kernel::kAmxBf16:
       return has_tiles ? &kAmxBf16 : nullptr;
+    case Kernel::kAmxF32:
+      return has_tiles ? &kAmxF32 : nullptr;
     case Kernel::kAvx512F32:
       return has_avx512 ? &kAvx512F32 : nullptr;
     case Kernel::kAvx512Bf16:

@@ -82,7 +82,7 @@ struct Gemm {
       const int64_t mt = CeilDiv(m_most, m_parts) * K::kMr;
       n_parts = CeilDiv(wanted, m_parts);
       const bool packs_b = !shares_b || mt >= x.m;
-      if (packs_b) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / plan.kc, K::kNr)));
+      if (packs_b) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / (plan.kc * K::B::kPieces), K::kNr)));
       if (resumes) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / mt, K::kNr)));
       // So many that no thread has one more than others, if it can be.
       for (int more = 1; more < threads && batches * m_parts * n_parts % threads != 0; ++more) ++n_parts;
@@ -98,7 +98,7 @@ struct Gemm {
       if (m_parts == 1 || cost < least) least = cost, plan.mt = mt, plan.nt = nt;
       if (m_parts >= wanted && n_parts == 1) break;
     }
-    plan.mc = Even(plan.mt, K::kAWords / plan.kc, K::kMr);
+    plan.mc = Even(plan.mt, K::kAWords / (plan.kc * K::A::kPieces), K::kMr);
     plan.m_parts = CeilDiv(x.m, plan.mt);
     plan.n_parts = CeilDiv(x.n, plan.nt);
     plan.parts = batches * plan.m_parts * plan.n_parts;
@@ -116,9 +116,9 @@ struct Gemm {
     int64_t piece_panels, piece_words;
 
     Whole(int64_t rows, int64_t words, int64_t kc, int64_t k_stride) : panels(CeilDiv(rows, O::kRows)), words(words), kc(kc) {
-      piece_panels = k_stride == 1 ? kPieceWords / O::PanelWords(kc) : kPieceWords / (16 * O::kRows);
+      piece_panels = k_stride == 1 ? kPieceWords / O::PanelWords(kc) : kPieceWords / (16 * O::kPerK);
       piece_panels = std::min(std::max<int64_t>(piece_panels, 1), panels);
-      piece_words = k_stride == 1 ? kc : std::max<int64_t>(kPieceWords / (piece_panels * O::kRows * 16), 1) * 16;
+      piece_words = k_stride == 1 ? kc : std::max<int64_t>(kPieceWords / (piece_panels * O::kPerK * 16), 1) * 16;
     }
 
     int64_t Words() const { return panels * O::PanelWords(words); }
@@ -126,7 +126,7 @@ struct Gemm {
     int64_t Pieces() const { return CeilDiv(words, kc) * CeilDiv(panels, piece_panels) * CeilDiv(kc, piece_words); }
 
     // Where a panel of the step from k0 on is; all steps before it have kc words, a multiple of 16.
-    int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kRows + panel * O::PanelWords(std::min(kc, words - k0)); }
+    int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kPerK + panel * O::PanelWords(std::min(kc, words - k0)); }
 
     // `sums`: as `PackSummed` has them.
     void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to, float* sums) const {
@@ -135,7 +135,7 @@ struct Gemm {
       const int64_t panel = piece / of_words % of_panels * piece_panels, k = piece % of_words * piece_words;
       if (k >= here) return;
       const int64_t of_piece = std::min(piece_panels, panels - panel), k_words = std::min(piece_words, here - k);
-      PackSummed<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kRows, O::PanelWords(here), sums);
+      PackSummed<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kPerK, O::PanelWords(here), sums);
     }
   };
 
@@ -157,7 +157,7 @@ struct Gemm {
 
     Rows operator()(int64_t i) const {
       if (i < in_place) return {first + i * K::kMr * pitch, pitch, 4, false};
-      return {reinterpret_cast<const char*>(packed + (i - in_place) * panel_words), 4, 4 * K::kMr, false};
+      return {reinterpret_cast<const char*>(packed + (i - in_place) * panel_words), 4, 4 * K::A::kPerK, false};
     }
   };
 
@@ -179,7 +179,7 @@ struct Gemm {
     if (sums == nullptr) return PackAs<O>(is_bf16, s, r0, panels, k0, words, to, panel_words);
     for (int64_t k = 0; k < words; k += kSumWords) {
       const int64_t here = std::min(kSumWords, words - k);
-      PackAs<O>(is_bf16, s, r0, panels, k0 + k, here, to + k * O::kRows, panel_words);
+      PackAs<O>(is_bf16, s, r0, panels, k0 + k, here, to + k * O::kPerK, panel_words);
       is_bf16 ? AddUp<uint16_t>(s, r0, panels * O::kRows, k0 + k, here, sums) : AddUp<float>(s, r0, panels * O::kRows, k0 + k, here, sums);
     }
   }
@@ -222,14 +222,15 @@ struct Gemm {
   template <class O>
   static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
                      int64_t panel_words) {
-    if constexpr (K::kPairs) {
+    if constexpr (K::kPairs && O::kPieces == 1) {
       if (is_bf16) return Pack<O, true, true>(s, r0, panels, k0, words, to, panel_words);
     }
     Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to, panel_words);
   }
 
-  // C as the kernel stores its registers.
+  // C as the kernel stores its registers, 0 beyond its edges.
   static void LoadSums(const Matmul& x, int64_t at, int rows, int columns, float* sums) {
+    if (rows < K::kMr || columns < K::kNr) std::fill_n(sums, K::kMr * K::kNr, 0.0f);
     const float* c = static_cast<const float*>(x.c) + at;
     for (int i = 0; i < rows; ++i, c += x.c_strides[2]) {
       for (int j = 0; j < columns; j += 16) std::memcpy(sums + K::SumAt(i, j), c + j, std::min(16, columns - j) * sizeof(float));
@@ -326,7 +327,7 @@ struct Gemm {
                 float* tile = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
                 const int64_t at = c0 + m * x.c_strides[2] + n;
                 if (begins && x.continues) LoadSums(x, at, rows, columns, tile);
-                K::Tile(x, panel, right + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
+                K::Tile(x, panel, right + j * b_words + k * K::B::kPerK, std::min(K::kStep, kc - k),
                         begins && !x.continues ? bias : tile, ends ? nullptr : tile, at, rows, columns);
               }
             }

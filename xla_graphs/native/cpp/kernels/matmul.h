@@ -38,7 +38,7 @@ struct Matmul {
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
-enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3 };
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3, kAmxF32 = 4 };
 
 // How a matmul is divided into parts that any thread may compute.
 struct Plan {
@@ -73,7 +73,7 @@ struct Implementation {
 // The kernel, or null where this processor (or its operating system) cannot execute it.
 const Implementation* Find(Kernel kernel);
 
-extern const Implementation kAmxBf16, kAvx512F32, kAvx512Bf16, kAvx2F32;
+extern const Implementation kAmxBf16, kAmxF32, kAvx512F32, kAvx512Bf16, kAvx2F32;
 
 }  // namespace xtrain::kernels
 

@@ -15,7 +15,8 @@ namespace {
 // A panel has kR rows for each word of k, one word after the other.
 template <int kR>
 struct Order {
-  static constexpr int kRows = kR;
+  static constexpr int kRows = kR, kPieces = 1;
+  static constexpr int64_t kPerK = kR;
   static int64_t PanelWords(int64_t words) { return kR * words; }
 };
 

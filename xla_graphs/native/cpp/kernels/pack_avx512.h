@@ -37,6 +37,22 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
 // To L2.
 inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
+// Of f32 what is packed: themselves (kWhole), or one of the three bf16 that add up to each exactly. The first has its upper 8 bits of
+// mantissa, the second the 8 after them, rounded, so that the third has either sign and what products leave out adds up to nothing.
+constexpr int kWhole = -1;
+template <int kPiece>
+inline __attribute__((always_inline)) __m512 PieceOf(__m512 x) {
+  if constexpr (kPiece == kWhole) return x;
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512 first = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
+  if constexpr (kPiece == 0) return first;
+  const __m512 rest = _mm512_sub_ps(x, first);
+  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
+  const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(up, upper));
+  if constexpr (kPiece == 1) return second;
+  return _mm512_sub_ps(rest, second);
+}
+
 inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
@@ -63,9 +79,9 @@ inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   }
 }
 
-// Loads of one block, whose masks are made once. kPairs: words are pairs of bf16; else f32 and f32 only, and along k. kBf16: what is
+// Loads of one block, whose masks are made once. kPiece: what of an f32 becomes a bf16. kPairs: words are pairs of bf16; else f32 and f32 only, and along k. kBf16: what is
 // in memory.
-template <bool kPairs, bool kBf16, bool kAlongK>
+template <bool kPairs, bool kBf16, bool kAlongK, int kPiece = kWhole>
 struct Load {
   const Source& s;
   const int64_t r, k;
@@ -98,7 +114,7 @@ struct Load {
 #ifdef __AVX512BF16__
         if constexpr (kBf16) return _mm512_maskz_loadu_epi16(low, static_cast<const uint16_t*>(s.data) + at);
         const float* p = static_cast<const float*>(s.data) + at;
-        return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, p + 16), _mm512_maskz_loadu_ps(low, p));
+        return (__m512i)_mm512_cvtne2ps_pbh(PieceOf<kPiece>(_mm512_maskz_loadu_ps(high, p + 16)), PieceOf<kPiece>(_mm512_maskz_loadu_ps(low, p)));
 #endif
       }
     } else {
@@ -116,8 +132,8 @@ struct Load {
         const float* p = static_cast<const float*>(s.data) + at;
         Prefetch(p + 32 * s.k_stride);
         Prefetch(p + 33 * s.k_stride);
-        const __m512 x = _mm512_maskz_loadu_ps(even, p);
-        const __m512 y = _mm512_maskz_loadu_ps(odd, p + s.k_stride);
+        const __m512 x = PieceOf<kPiece>(_mm512_maskz_loadu_ps(even, p));
+        const __m512 y = PieceOf<kPiece>(_mm512_maskz_loadu_ps(odd, p + s.k_stride));
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
         const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                                20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -130,10 +146,10 @@ struct Load {
 
 // A block of rows [r, r + 16) and words [k, k + 16) to `to`, one vector each `pitch` words: of one r if kRMajor, else of one
 // k. `vectors` of them are stored, of each the first `width` words.
-template <bool kPairs, bool kBf16, bool kAlongK, bool kRMajor>
+template <bool kPairs, bool kBf16, bool kAlongK, bool kRMajor, int kPiece = kWhole>
 inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r, int64_t k, uint32_t* to, int64_t pitch,
                                                      int vectors, int width) {
-  const Load<kPairs, kBf16, kAlongK> load(s, r, k);
+  const Load<kPairs, kBf16, kAlongK, kPiece> load(s, r, k);
   const __mmask16 mask = FirstBits(width, 16);
   if constexpr (kAlongK == kRMajor) {
     for (int i = 0; i < vectors; ++i) _mm512_mask_storeu_epi32(to + i * pitch, mask, load(i));
@@ -156,20 +172,30 @@ inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r,
 // The order of packed words. A panel has kR rows and all words of k.
 //   Words: for each word of k, kR rows (what broadcasting kernels read).
 //   Tiles: for each 16 words of k, for each 16 rows, a tile of 16 x 16 words, of one r each 16 (kRMajor) or one k (else).
-template <int kR, bool kTiles, bool kRMajor>
+//   With kOf 3, tiles of each of the three pieces of f32 (`PieceOf`), one piece's after the other's.
+template <int kR, bool kTiles, bool kRMajor, int kOf = 1>
 struct Order {
+  static_assert(kOf == 1 || (kOf == 3 && kTiles && kR == 32), "pieces lie in tiles");
+  static constexpr int kPieces = kOf;
+  // Words that are stored for each word of k.
+  static constexpr int64_t kPerK = kR * kOf;
   static constexpr int kRows = kR;
   static constexpr bool kIsRMajor = kRMajor, kIsTiles = kTiles;
   // Words of k as stored.
   static int64_t Padded(int64_t words) { return kTiles ? (words + 15) / 16 * 16 : words; }
-  static int64_t PanelWords(int64_t words) { return kR * Padded(words); }
+  static int64_t PanelWords(int64_t words) { return kPerK * Padded(words); }
   // Where word k of a panel begins, unless tiles are by r.
-  static int64_t At(int64_t k) { return kTiles ? k / 16 * 16 * kR + k % 16 * 16 : k * kR; }
+  static int64_t At(int64_t k) { return kTiles ? k / 16 * 16 * kPerK + k % 16 * 16 : k * kR; }
 
   template <bool kPairs, bool kBf16, bool kAlongK>
   static inline __attribute__((always_inline)) void Block(const Source& s, int64_t r0, int64_t k0, int64_t words, int r, int64_t k,
                                                           uint32_t* panel) {
-    if constexpr (kTiles) {
+    if constexpr (kPieces == 3) {
+      uint32_t* const to = panel + (k * kPerK + r * 16);
+      PackBlock<kPairs, kBf16, kAlongK, kRMajor, 0>(s, r0 + r, k0 + k, to, 16, 16, 16);
+      PackBlock<kPairs, kBf16, kAlongK, kRMajor, 1>(s, r0 + r, k0 + k, to + 16 * kR, 16, 16, 16);
+      PackBlock<kPairs, kBf16, kAlongK, kRMajor, 2>(s, r0 + r, k0 + k, to + 32 * kR, 16, 16, 16);
+    } else if constexpr (kTiles) {
       PackBlock<kPairs, kBf16, kAlongK, kRMajor>(s, r0 + r, k0 + k, panel + (k * kR + r * 16), 16, 16, 16);
     } else {
       PackBlock<kPairs, kBf16, kAlongK, false>(s, r0 + r, k0 + k, panel + k * kR + r, kR,
@@ -199,12 +225,13 @@ class Across {
   inline __attribute__((always_inline)) Across(const Source& s, int64_t r)
       : s_(s), r_(r), low_(FirstBits(s.r_size - r, 32)), high_(FirstBits(s.r_size - r - kShift, 16)) {}
 
+  template <int kPiece = kWhole>
   inline __attribute__((always_inline)) void operator()(int64_t k, int64_t ahead, __m512i& first, __m512i& second) const {
     if constexpr (!kPairs) {
       first = Row(k, ahead, second);
     } else {
 #ifdef __AVX512BF16__
-      Interleave<kSecond>(Pairs(2 * k, 2 * ahead), Pairs(2 * k + 1, 2 * ahead), first, second);
+      Interleave<kSecond>(Pairs<kPiece>(2 * k, 2 * ahead), Pairs<kPiece>(2 * k + 1, 2 * ahead), first, second);
 #endif
     }
   }
@@ -225,6 +252,7 @@ class Across {
 
 #ifdef __AVX512BF16__
   // bf16 of element k of 32 rows.
+  template <int kPiece>
   inline __attribute__((always_inline)) __m512i Pairs(int64_t k, int64_t ahead) const {
     if constexpr (kBf16) {
       const uint16_t* from = static_cast<const uint16_t*>(s_.data) + k * s_.k_stride + r_;
@@ -233,7 +261,7 @@ class Across {
     } else {
       __m512i high;
       const __m512i low = Row(k, ahead, high);
-      return (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high), _mm512_castsi512_ps(low));
+      return (__m512i)_mm512_cvtne2ps_pbh(PieceOf<kPiece>(_mm512_castsi512_ps(high)), PieceOf<kPiece>(_mm512_castsi512_ps(low)));
     }
   }
 #endif
@@ -280,9 +308,18 @@ void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t 
         uint32_t* at = to + p * panel_words + O::At(k);
         for (int64_t i = 0; i < count; ++i, at += kPitch) {
           __m512i first, second;
-          across(k0 + k + i, kStep, first, second);
-          _mm512_mask_storeu_epi32(at, kFirst, first);
-          _mm512_mask_storeu_epi32(at + to_second, of_second, second);
+          if constexpr (O::kPieces == 3) {
+            across.template operator()<0>(k0 + k + i, kStep, first, second);
+            _mm512_store_si512(at, first), _mm512_store_si512(at + 256, second);
+            across.template operator()<1>(k0 + k + i, kStep, first, second);
+            _mm512_store_si512(at + 512, first), _mm512_store_si512(at + 768, second);
+            across.template operator()<2>(k0 + k + i, kStep, first, second);
+            _mm512_store_si512(at + 1024, first), _mm512_store_si512(at + 1280, second);
+          } else {
+            across(k0 + k + i, kStep, first, second);
+            _mm512_mask_storeu_epi32(at, kFirst, first);
+            _mm512_mask_storeu_epi32(at + to_second, of_second, second);
+          }
         }
       }
     }

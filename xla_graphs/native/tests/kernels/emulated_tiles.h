@@ -1,5 +1,5 @@
-// AMX's tiles in plain code, for processors without them: `build.sh` compiles amx_bf16.cc a second time with this in front, so
-// that its packing, plans, tails and sums are tested wherever its other instructions are (AVX512_BF16).
+// AMX's tiles in plain code, for processors without them: `build.sh` compiles amx_bf16.cc and amx_f32.cc a second time with this in
+// front, so that their packing, plans, tails and sums are tested wherever their other instructions are (AVX512_BF16).
 //
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, TILELOADD, TILESTORED, TDPBF16PS.
 
@@ -100,7 +100,8 @@ inline void MultiplyAddPairs(int sums, int a, int b) {
 #define _tile_stored(from, to, stride) emulated::Store(from, to, stride)
 #define _tile_dpbf16ps(sums, a, b) emulated::MultiplyAddPairs(sums, a, b)
 
-// Beside the kernel that the processor executes.
+// Beside the kernels that the processor executes.
 #define kAmxBf16 kAmxBf16Emulated
+#define kAmxF32 kAmxF32Emulated
 
 #endif  // XTRAIN_TESTS_KERNELS_EMULATED_TILES_H_

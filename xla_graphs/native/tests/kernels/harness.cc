@@ -23,7 +23,7 @@
 #include "../../cpp/kernels/pack.h"
 
 namespace xtrain::kernels {
-extern const Implementation kAmxBf16Emulated;  // amx_bf16.cc on emulated_tiles.h
+extern const Implementation kAmxBf16Emulated, kAmxF32Emulated;  // on emulated_tiles.h
 }
 
 using namespace xtrain::kernels;
@@ -34,8 +34,9 @@ struct Named {
   Kernel kernel;
   const char* name;
   bool is_bf16;
+  bool flushes = is_bf16;  // subnormal operands count as zero
 };
-constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
+constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAmxF32, "amx-f32", false, true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
 
 uint16_t ToBf16(float x) {
   uint32_t bits;
@@ -69,7 +70,7 @@ struct Operand {
   std::vector<char> bytes;
 };
 
-Operand Numbers(std::mt19937& random, int64_t size, bool stored_bf16, bool taken_bf16, bool special) {
+Operand Numbers(std::mt19937& random, int64_t size, bool stored_bf16, const Named& named, bool special) {
   Operand operand;
   std::normal_distribution<float> normal;
   operand.numbers.resize(size);
@@ -84,9 +85,9 @@ Operand Numbers(std::mt19937& random, int64_t size, bool stored_bf16, bool taken
     const uint16_t low = ToBf16(operand.numbers[i]);
     if (stored_bf16) std::memcpy(&operand.bytes[2 * i], &low, 2);
     if (!stored_bf16) std::memcpy(&operand.bytes[4 * i], &operand.numbers[i], 4);
-    if (taken_bf16) operand.numbers[i] = FromBf16(low);
+    if (named.is_bf16) operand.numbers[i] = FromBf16(low);
     // As the instruction has it.
-    if (taken_bf16 && std::fpclassify(operand.numbers[i]) == FP_SUBNORMAL) operand.numbers[i] = 0;
+    if (named.flushes && std::fpclassify(operand.numbers[i]) == FP_SUBNORMAL) operand.numbers[i] = 0;
   }
   return operand;
 }
@@ -115,8 +116,8 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   const int64_t a_size = Lay(random, x, x.m, x.k, random() % 2, interleaved, x.a_strides);
   const int64_t b_size = Lay(random, x, x.k, x.n, random() % 2, interleaved, x.b_strides);
   const int64_t c_size = Lay(random, x, x.m, x.n, false, interleaved, x.c_strides);
-  const Operand a = Numbers(random, a_size, x.a_bf16, named.is_bf16, number % 4 == 1);
-  const Operand b = Numbers(random, b_size, x.b_bf16, named.is_bf16, number % 8 == 1);
+  const Operand a = Numbers(random, a_size, x.a_bf16, named, number % 4 == 1);
+  const Operand b = Numbers(random, b_size, x.b_bf16, named, number % 8 == 1);
   const int64_t width = x.c_bf16 ? 2 : 4;
   std::vector<char> c((c_size + kGuard) * width, kUntouched);
   std::vector<float> before(c_size);
@@ -418,7 +419,7 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
       array.strides[2] = x.width + pad, array.strides[1] = rows * array.strides[2], array.strides[0] = heads * array.strides[1];
     }
     const int64_t size = x.batch * array.strides[0] + kGuard;
-    array.values = Numbers(random, size, x.is_bf16, x.is_bf16, false);
+    array.values = Numbers(random, size, x.is_bf16, named, false);
     array.results.assign(size * (x.is_bf16 ? 2 : 4), kUntouched);
     return array;
   };
@@ -774,7 +775,10 @@ int Test(int cases, int side) {
     if (const Implementation* kernel = Find(named.kernel)) kernels.push_back({named, kernel});
   }
   // What the emulated tiles stand between needs this.
-  if (Find(Kernel::kAvx512Bf16) != nullptr) kernels.push_back({{Kernel::kAmxBf16, "amx-bf16 emulated", true}, &kAmxBf16Emulated});
+  if (Find(Kernel::kAvx512Bf16) != nullptr) {
+    kernels.push_back({{Kernel::kAmxBf16, "amx-bf16 emulated", true}, &kAmxBf16Emulated});
+    kernels.push_back({{Kernel::kAmxF32, "amx-f32 emulated", false, true}, &kAmxF32Emulated});
+  }
   int failed = 0;
   for (int number = 0; number < cases; ++number) {
     for (const auto& [named, kernel] : kernels) {
