@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 use xtrain::runtime::Library;
 use xtrain_graphs::Target;
+use xtrain_graphs::op::CpuKernel;
 
 /// A model whose matmuls are large enough for kernels.
 const MODEL: &str = "--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=128,n_positions=64,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0";
@@ -155,7 +156,7 @@ fn a_profile_names_the_parts_of_a_step() {
         );
     }
     let attention = matches!(Library::open().unwrap().cpu_target(), Target::Cpu(kernels)
-        if kernels.f32.is_some_and(|kernel| kernel.has_attention()));
+        if kernels.f32.and_then(CpuKernel::of_attention).is_some());
     let by_call = time(&|_, kind| kind == "xtrain.attention.2");
     assert_eq!(by_call > 0.0, attention, "{parts:?}");
     let eager = bench("--attn_implementation eager --profile");

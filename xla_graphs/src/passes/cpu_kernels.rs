@@ -244,10 +244,10 @@ fn pays(call: &KernelMatmul) -> bool {
     m.min(n) >= narrowest && k >= shortest && p * q * m * n * k >= least
 }
 
-/// Whether tiles of 32 x 32 have so much to do that packing all operands for them pays.
+/// Whether tiles of 32 x 32 have so much to do that packing all operands for them pays, as measured.
 fn fills_tiles(call: &KernelMatmul) -> bool {
     let [_, _, m, n, k] = call.sizes;
-    m.min(n) >= 64 && k >= 64
+    m.min(n) >= 64 && m * n >= 1 << 15 && k >= 128
 }
 
 /// An operand as what it is made from lies in memory.

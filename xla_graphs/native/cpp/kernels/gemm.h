@@ -57,7 +57,7 @@ struct Gemm {
   // What B's block and C's sums may take of L3, each.
   static constexpr int64_t kPartWords = 1 << 20;
   // What an operand may take of L3 that is packed once for all parts, and about what a piece of it has.
-  static constexpr int64_t kSharedWords = 2 << 20, kPieceWords = 48 << 10;
+  static constexpr int64_t kSharedWords = (K::A::kPieces == 1 ? 2 : 4) << 20, kPieceWords = 48 << 10;
 
   static Plan MakePlan(const Matmul& x, int threads) {
     Plan plan = {};

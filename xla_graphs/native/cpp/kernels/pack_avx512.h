@@ -37,18 +37,21 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
 // To L2.
 inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
-// Of f32 what is packed: themselves (kWhole), or one of the three bf16 that add up to each exactly. The first has its upper 8 bits of
-// mantissa, the second the 8 after them, rounded, so that the third has either sign and what products leave out adds up to nothing.
+// Of f32 what is packed: themselves (kWhole), or one of the three bf16 that add up to each exactly. Each is the nearest to what is left,
+// so that the next has either sign: pieces too small for a large sum then add up to nothing. What would round to infinity is cut off.
 constexpr int kWhole = -1;
 template <int kPiece>
 inline __attribute__((always_inline)) __m512 PieceOf(__m512 x) {
   if constexpr (kPiece == kWhole) return x;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  const __m512 first = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
+  const auto up = [](__m512 value) { return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000)); };
+  constexpr int kNanOrInfinity = 0x99;
+  const __mmask16 cut = _mm512_fpclass_ps_mask(_mm512_castsi512_ps(up(x)), kNanOrInfinity);
+  const __m512i nearest = _mm512_and_si512(up(x), upper);
+  const __m512 first = _mm512_castsi512_ps(_mm512_mask_and_epi32(nearest, cut, _mm512_castps_si512(x), upper));
   if constexpr (kPiece == 0) return first;
   const __m512 rest = _mm512_sub_ps(x, first);
-  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
-  const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(up, upper));
+  const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(up(rest), upper));
   if constexpr (kPiece == 1) return second;
   return _mm512_sub_ps(rest, second);
 }
