@@ -32,8 +32,8 @@ struct AmxOfThree : Tiles {
     const uint32_t* const left = reinterpret_cast<const uint32_t*>(panel.at);
     if (to == nullptr) ExpectRows(x, at, rows, columns);
     Begin(from);
-    const char *ahead = panel.ahead, *const end = ahead + 64 * panel.lines;
-    // A few at a time: as many as lines can be on their way.
+    // A few at a time: as many as lines can be on their way. If there are none, some that are here.
+    const char *ahead = panel.lines > 0 ? panel.ahead : reinterpret_cast<const char*>(right), *const end = ahead + 64 * panel.lines;
     const auto prefetch = [&] {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) Prefetch(ahead + 64 * i);
