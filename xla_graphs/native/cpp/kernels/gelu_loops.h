@@ -65,7 +65,7 @@ inline void BackwardGelu(const T* __restrict x, const T* __restrict dy, int64_t 
   }
 }
 
-// In blocks, each of which prefetches the next: an element takes so many instructions that few loads are in flight.
+// In blocks, each of which prefetches the next: the instructions of an element are many, which leaves few loads in flight.
 template <class T, class R>
 inline void GeluChunk(const Gelu& of, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 256;
