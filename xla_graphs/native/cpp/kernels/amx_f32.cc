@@ -103,8 +103,6 @@ struct AmxOfThree : Tiles {
   }
 
  private:
-  static constexpr int kNanOrInfinity = 0x99;
-
   static inline __attribute__((always_inline)) bool AreFinite(const float* sums) {
     __m512i most = _mm512_setzero_si512();
     for (int i = 0; i < kMr * kNr; i += 16) {

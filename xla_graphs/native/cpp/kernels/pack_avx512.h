@@ -40,12 +40,13 @@ inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_pref
 // Of f32 what is packed: themselves (kWhole), or one of the three bf16 that add up to each exactly. Each is the nearest to what is left,
 // so that the next has either sign: pieces too small for a large sum then add up to nothing. What would round to infinity is cut off.
 constexpr int kWhole = -1;
+// As VFPCLASSPS takes it.
+constexpr int kNanOrInfinity = 0x99;
 template <int kPiece>
 inline __attribute__((always_inline)) __m512 PieceOf(__m512 x) {
   if constexpr (kPiece == kWhole) return x;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const auto up = [](__m512 value) { return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000)); };
-  constexpr int kNanOrInfinity = 0x99;
   const __mmask16 cut = _mm512_fpclass_ps_mask(_mm512_castsi512_ps(up(x)), kNanOrInfinity);
   const __m512i nearest = _mm512_and_si512(up(x), upper);
   const __m512 first = _mm512_castsi512_ps(_mm512_mask_and_epi32(nearest, cut, _mm512_castps_si512(x), upper));
