@@ -47,7 +47,7 @@ fn place() -> tempfile::TempDir {
 }
 
 /// A run with kernels learns as one without; a second process loads what the first compiled; the
-/// cache tells the two apart and shows the calls.
+/// cache tells the two apart and shows the calls, which evaluations and generations have too.
 #[test]
 fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     if Library::open().unwrap().cpu_target() == Target::CPU {
@@ -56,9 +56,9 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     }
     let dir = place();
     let dir = dir.path();
-    train(dir, "--bf16 --cpu_kernels xla");
+    train(dir, "--cpu_kernels xla");
     let plain = losses(dir);
-    let first = train(dir, "--bf16");
+    let first = train(dir, "");
     let own = losses(dir);
     assert!(
         plain.len() >= 12 && plain.len() == own.len(),
@@ -66,36 +66,60 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     );
     for (a, b) in plain.iter().zip(&own) {
         assert!(
-            (a - b).abs() <= 0.02 * a.abs(),
+            (a - b).abs() <= 1e-4 * a.abs(),
             "{plain:?}, by kernels {own:?}"
         );
     }
     assert!(!first.stderr.contains("compiled 0"), "{}", first.stderr);
-    let again = train(dir, "--bf16");
+    let again = train(dir, "");
     assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
     assert_eq!(losses(dir), own, "a second run, of stored executables");
+    let evaluates = "eval clm --model_name_or_path out --validation_file train.txt --block_size 64 --disable_tqdm";
+    let generates = "generate --model_name_or_path out --max_new_tokens 2 --prompt";
+    let prompt: String = xtrain::commands::corpus::TEXT.chars().take(40).collect();
+    for (line, more) in [(evaluates, None), (generates, Some(&prompt))] {
+        let args = line.split_whitespace().chain(more.map(String::as_str));
+        let run = xtrain()
+            .dir(dir)
+            .args(args)
+            .args(["--cache_dir", "cache"])
+            .run();
+        run.succeeded();
+    }
     let listed = xtrain()
         .dir(dir)
         .args(["cache", "ls", "--json", "--cache_dir", "cache"])
         .run();
     let entries: Vec<serde_json::Value> = serde_json::from_str(&listed.stdout).unwrap();
-    let calls: Vec<usize> = entries
-        .iter()
-        .filter(|entry| entry["phase"] == "train")
-        .map(|entry| {
-            let id = entry["id"].as_str().unwrap();
-            let shown = xtrain()
-                .dir(dir)
-                .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
-                .run();
-            shown.succeeded();
-            shown.stdout.matches("\"xtrain.matmul.3\"").count()
-        })
-        .collect();
+    let calls = |phase: &str, call: &str| -> Vec<usize> {
+        let of_phase = entries.iter().filter(|entry| entry["phase"] == phase);
+        of_phase
+            .map(|entry| {
+                let id = entry["id"].as_str().unwrap();
+                let shown = xtrain()
+                    .dir(dir)
+                    .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
+                    .run();
+                shown.succeeded();
+                shown.stdout.matches(call).count()
+            })
+            .collect()
+    };
+    let trained = calls("train", "\"xtrain.matmul.3\"");
     assert!(
-        calls.contains(&0) && calls.iter().any(|&calls| calls > 0),
-        "{calls:?}"
+        trained.contains(&0) && trained.iter().any(|&calls| calls > 0),
+        "{trained:?}"
     );
+    for (phase, call) in [
+        ("eval", "\"xtrain.matmul.3\""),
+        ("prefill", "\"xtrain.gelu.1\""),
+    ] {
+        let calls = calls(phase, call);
+        assert!(
+            !calls.is_empty() && !calls.contains(&0),
+            "{phase}: {calls:?}"
+        );
+    }
 }
 
 /// A compiled graph divides its work among as many threads as the client has: another number is

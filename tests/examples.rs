@@ -51,7 +51,7 @@ fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDa
         source: source(files, cache),
         text_pair_column: None,
         label_column: None,
-        max_seq_length,
+        max_seq_length: Some(max_seq_length),
         padding: PaddingSettings {
             pad_to_max_length: true,
             pad_to_bucket: Vec::new(),

@@ -300,6 +300,25 @@ fn what_a_resumed_run_does_otherwise_is_said() {
 }
 
 #[test]
+fn a_checkpoint_of_another_trainer_is_named_where_none_can_be_resumed() {
+    let place = Place::new();
+    let line = "--max_steps 4 --save_steps 2 --output_dir out --resume_from_checkpoint";
+    place
+        .run("--max_steps 2 --save_steps 2 --output_dir out")
+        .succeeded();
+    let saved = place.path("out/checkpoint-2");
+    std::fs::remove_file(saved.join("training_state.json")).unwrap();
+    let run = place.run(line);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for part in [
+        "out/checkpoint-2 holds no training state",
+        "--model_name_or_path out/checkpoint-2",
+    ] {
+        assert!(run.stderr.contains(part), "{part}:\n{}", run.stderr);
+    }
+}
+
+#[test]
 fn checkpoints_of_an_overwritten_run_are_not_taken() {
     let place = Place::new();
     let resumed_from = |extra: &str| {

@@ -2,7 +2,7 @@
 //! more than one place.
 
 use super::choices::Strategy;
-use super::command::sets::{CLS, EVAL, PREDICT, TRAIN, TRAINING};
+use super::command::sets::{EVAL, PREDICT, TRAIN, TRAINING};
 use super::command::{CommandName, TaskName};
 use super::flags::{FLAGS, Flag, Flags, Section};
 use super::lookup;
@@ -176,15 +176,6 @@ impl Flags {
         let evaluation = CommandName::Eval(TaskName::Clm);
         self.given_of_graphs()
             .filter(move |(name, _)| lookup::find(name, evaluation).is_some())
-    }
-
-    /// `--max_seq_length` as the command's task has it.
-    pub fn max_seq_length(&self) -> Option<usize> {
-        if CLS.contains(self.command) {
-            Some(*self.cls_max_seq_length)
-        } else {
-            *self.max_seq_length
-        }
     }
 
     /// Which process of a job this is, for commands that several can share.

@@ -273,15 +273,13 @@ Data {
     /// once, with all but the first of a window seeing block_size - N tokens before them at least;
     /// default: separate blocks
     stride: Option<Count<1>>, EVAL_CLM;
-    /// Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's
-    /// positions
-    max_seq_length: Option<Count<1>>, SFT | MLM | TOKEN_CLS, alias "max_length";
+    /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
+    /// at most 1024 (cls: 128) and the model's positions
+    max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
     /// Of a prompt with its completion, learn the completion alone
     completion_only_loss: bool = "true", SFT;
     /// Of a conversation, learn the assistant's turns alone
     assistant_only_loss: bool = "false", SFT;
-    /// Tokens per example; longer ones are truncated, the longer text of a pair first
-    cls_max_seq_length: Count<1> = "128", CLS, name "max_seq_length";
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;
     /// Share of tokens to predict: 80% masked, 10% replaced at random, 10% kept, drawn anew in

@@ -101,7 +101,7 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
         source: source(flags),
         text_pair_column: flags.text_pair_column_name.clone(),
         label_column: flags.label_column_name.clone(),
-        max_seq_length: *flags.cls_max_seq_length,
+        max_seq_length: *flags.max_seq_length,
         padding: padding(flags, *flags.cls_pad_to_max_length),
         labels: if *flags.do_regression == Some(true) {
             Some(LabelMap::numbers())

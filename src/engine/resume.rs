@@ -2,7 +2,7 @@
 //! which position.
 
 use super::error::{Error, failed};
-use crate::checkpoint::hf::write_json;
+use crate::checkpoint::hf::{CONFIG_FILE, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
 use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
@@ -128,14 +128,47 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
         Resume::From(dir) => Ok(Some(dir.clone())),
         Resume::Latest => latest(&settings.output_dir)?.map(Some).ok_or_else(|| {
             let dir = settings.output_dir.display();
-            Error::failed(format!(
-                "the run that was last started in {dir} has saved no checkpoint"
-            ))
-            .with_hint(
-                "to continue an earlier run, name its checkpoint after --resume_from_checkpoint",
-            )
+            match without_training_state(&settings.output_dir) {
+                Some(other) => Error::failed(format!(
+                    "{dir} has no checkpoint to resume from: {} holds no training state, such as that of another trainer",
+                    other.display()
+                ))
+                .with_hint(format!(
+                    "to start anew from its weights, give --model_name_or_path {}",
+                    other.display()
+                )),
+                None => Error::failed(format!(
+                    "the run that was last started in {dir} has saved no checkpoint"
+                ))
+                .with_hint(
+                    "to continue an earlier run, name its checkpoint after --resume_from_checkpoint",
+                ),
+            }
         }),
     }
+}
+
+/// A checkpoint that only its name and its model show to be one, as transformers' Trainer saves it,
+/// where there is none that can be resumed.
+fn without_training_state(output_dir: &Path) -> Option<PathBuf> {
+    if checkpoints_in(output_dir).ok()?.next().is_some() {
+        return None;
+    }
+    let entries = std::fs::read_dir(output_dir).ok()?.flatten();
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .filter_map(|entry| {
+            let step = entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("checkpoint-")?
+                .parse()
+                .ok()?;
+            Some((step, entry.path()))
+        })
+        .filter(|(_, path)| path.join(CONFIG_FILE).is_file())
+        .collect();
+    found.sort();
+    Some(found.pop()?.1)
 }
 
 /// After a restart, the newest checkpoint that the job itself has saved, if there is one.

@@ -42,7 +42,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
         },
         text_pair_column: None,
         label_column: None,
-        max_seq_length: 16,
+        max_seq_length: Some(16),
         padding: PaddingSettings::default(),
         labels: None,
         finds_regression: true,
@@ -52,7 +52,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
 /// Labels and training examples, as a command prepares them.
 pub(super) fn load(settings: &ClsDataSettings, tokenizer: &Tokenizer) -> Result<(LabelMap, Rows)> {
     let labels = labels(settings)?;
-    let length = settings.max_seq_length;
+    let length = settings.max_seq_length.unwrap();
     let examples = examples(settings, Split::Train, tokenizer, Some(&labels), length)?;
     Ok((labels, examples))
 }
@@ -498,7 +498,7 @@ fn settings_that_do_not_fit_the_table_are_told() {
             &["t.csv:3: label \"y\" is not among the labels: x, z"],
         ),
         (
-            |s| s.max_seq_length = 3,
+            |s| s.max_seq_length = Some(3),
             &["--max_seq_length 3 leaves no room", "3 special tokens"],
         ),
         (

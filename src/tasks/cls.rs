@@ -47,7 +47,7 @@ impl Task for ClsDataSettings {
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
-        sequence_length(self.max_seq_length, tokenizer_limit, positions)
+        Length::of_rows(self.max_seq_length, 128, tokenizer_limit, positions)
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {
@@ -178,20 +178,6 @@ impl Labelled for ClsDataSettings {
         }
         table
     }
-}
-
-/// run_glue's rule: what is asked for, but at most the tokenizer's own limit.
-///
-/// # Errors
-/// The length is more than the model's positions.
-pub fn sequence_length(
-    length: usize,
-    tokenizer_limit: Option<usize>,
-    positions: usize,
-) -> Result<Length> {
-    let asked = Length::asked("max_seq_length", length, tokenizer_limit);
-    Length::check("max_seq_length", asked.size, positions)?;
-    Ok(asked)
 }
 
 /// Texts or pairs with a label each.

@@ -87,7 +87,7 @@ fn sets_are_kept_on_disk_until_something_that_matters_changes() {
         Origin::Cached,
         "neither padding nor threads decide the ids"
     );
-    settings.max_seq_length = 3 + 2;
+    settings.max_seq_length = Some(3 + 2);
     assert_eq!(origin(&settings), Origin::Tokenized);
     settings.labels = LabelMap::new(vec!["y".into(), "x".into()]).ok();
     assert_eq!(origin(&settings), Origin::Tokenized);
@@ -104,7 +104,7 @@ fn sets_are_kept_on_disk_until_something_that_matters_changes() {
     let origins: Vec<Origin> = [5, 16]
         .into_iter()
         .map(|length| {
-            settings.max_seq_length = length;
+            settings.max_seq_length = Some(length);
             origin(&settings)
         })
         .collect();
@@ -130,7 +130,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     )
     .unwrap();
     let mut settings = settings(dir.path(), &[path]);
-    settings.max_seq_length = 9;
+    settings.max_seq_length = Some(9);
     settings.padding.pad_to_bucket = vec![6];
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(labels.names(), ["0", "1"]);

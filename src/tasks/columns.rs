@@ -24,8 +24,9 @@ pub struct ClsDataSettings {
     pub text_pair_column: Option<String>,
     /// `None`: `label` or `labels`.
     pub label_column: Option<String>,
-    /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
-    pub max_seq_length: usize,
+    /// Longer sequences are truncated, the longest of a pair first. `None`: the least of the
+    /// tokenizer's maximum, run_glue's 128 and the model's positions.
+    pub max_seq_length: Option<usize>,
     /// To which length rows are padded.
     pub padding: PaddingSettings,
     /// The labels in order, if the user named them. `None`: those of the model or of the training

@@ -24,9 +24,6 @@ use crate::data::{
 };
 use crate::trainer::evaluate::Metrics;
 
-/// What run_mlm takes at most when nobody says a length.
-const USUAL_LENGTH: usize = 1024;
-
 /// Masked language modelling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlmDataSettings {
@@ -63,7 +60,7 @@ impl Task for MlmDataSettings {
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
-        max_seq_length(self.max_seq_length, tokenizer_limit, positions)
+        Length::of_rows(self.max_seq_length, 1024, tokenizer_limit, positions)
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {
@@ -138,30 +135,6 @@ impl Task for MlmDataSettings {
             ("mlm_probability", self.mlm_probability.to_string()),
         ]
     }
-}
-
-/// run_mlm's rule. Asked for: that, but at most the tokenizer's own limit. Not asked for: the
-/// tokenizer's limit, at most 1024. In both cases at most the model's positions, which an explicit
-/// length may not exceed.
-pub fn max_seq_length(
-    requested: Option<usize>,
-    tokenizer_limit: Option<usize>,
-    positions: usize,
-) -> Result<Length> {
-    const FLAG: &str = "max_seq_length";
-    let Some(length) = requested else {
-        let limit = tokenizer_limit.unwrap_or(usize::MAX);
-        let size = limit.min(USUAL_LENGTH).min(positions);
-        let note = (size != limit).then(|| {
-            format!("{FLAG} is not set; using {size} of the model's {positions} positions")
-        });
-        return Ok(Length { size, note });
-    };
-    if length == 0 {
-        return Err(Error::Zero { what: FLAG });
-    }
-    Length::check(FLAG, length, positions)?;
-    Ok(Length::asked(FLAG, length, tokenizer_limit))
 }
 
 /// Lines that are masked anew in every epoch.

@@ -159,15 +159,24 @@ fn masks_depend_on_epoch_and_row_alone() {
 }
 
 #[test]
-fn lengths_follow_run_mlm() {
+fn lengths_follow_run_mlm_and_run_glue() {
     let size = |requested, limit, positions| {
-        max_seq_length(requested, limit, positions).map(|length| length.size)
+        Length::of_rows(requested, 1024, limit, positions).map(|length| length.size)
     };
     assert_eq!(size(None, Some(512), 512).unwrap(), 512);
     assert_eq!(size(None, None, 2048).unwrap(), 1024);
     assert_eq!(size(None, Some(512), 128).unwrap(), 128);
     assert_eq!(size(Some(64), Some(512), 512).unwrap(), 64);
     assert_eq!(size(Some(512), Some(256), 512).unwrap(), 256);
+    assert_eq!(size(Some(512), Some(256), 256).unwrap(), 256);
+    let of_cls = |positions| Length::of_rows(None, 128, Some(512), positions).unwrap();
+    assert_eq!((of_cls(512).size, of_cls(64).size), (128, 64));
+    assert!(
+        of_cls(64)
+            .note
+            .unwrap()
+            .contains("using 64 of the model's 64")
+    );
     assert!(size(Some(0), None, 512).is_err());
     assert!(
         size(Some(1024), None, 512)

@@ -230,6 +230,34 @@ pub struct Length {
 }
 
 impl Length {
+    /// `--max_seq_length`, as run_mlm and run_glue take it: what it asks for, but at most the
+    /// tokenizer's own limit; by default that limit, at most `usual` and the model's positions.
+    ///
+    /// # Errors
+    /// The flag asks for nothing, or for more than the model's positions.
+    fn of_rows(
+        requested: Option<usize>,
+        usual: usize,
+        tokenizer_limit: Option<usize>,
+        positions: usize,
+    ) -> Result<Length> {
+        const FLAG: &str = "max_seq_length";
+        let Some(length) = requested else {
+            let limit = tokenizer_limit.unwrap_or(usize::MAX);
+            let size = limit.min(usual).min(positions);
+            let note = (size != limit).then(|| {
+                format!("{FLAG} is not set; using {size} of the model's {positions} positions")
+            });
+            return Ok(Length { size, note });
+        };
+        if length == 0 {
+            return Err(Error::Zero { what: FLAG });
+        }
+        let asked = Length::asked(FLAG, length, tokenizer_limit);
+        Length::check(FLAG, asked.size, positions)?;
+        Ok(asked)
+    }
+
     /// What a flag asks for, but at most the tokenizer's own limit.
     fn asked(flag: &str, length: usize, tokenizer_limit: Option<usize>) -> Length {
         let size = length.min(tokenizer_limit.unwrap_or(usize::MAX));

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use xtrain_models::{HeadKind, IGNORED_LABEL};
 
 use super::language::TokenAccuracy;
-use super::mlm::max_seq_length;
 use super::{Context, Length, Task};
 use crate::data::chat_template::{ChatTemplate, Message};
 use crate::data::formats::cell::Cell;
@@ -70,7 +69,7 @@ impl Task for SftDataSettings {
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
-        max_seq_length(self.max_seq_length, tokenizer_limit, positions)
+        Length::of_rows(self.max_seq_length, 1024, tokenizer_limit, positions)
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {

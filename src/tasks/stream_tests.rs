@@ -245,7 +245,7 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
         source: source.clone(),
         text_pair_column: None,
         label_column: None,
-        max_seq_length: 12,
+        max_seq_length: Some(12),
         padding: PaddingSettings::default(),
         labels: Some(labels.clone()),
         finds_regression: true,

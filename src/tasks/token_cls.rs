@@ -78,7 +78,7 @@ impl Task for TokenClsDataSettings {
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
-        super::mlm::max_seq_length(self.max_seq_length, tokenizer_limit, positions)
+        Length::of_rows(self.max_seq_length, 1024, tokenizer_limit, positions)
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {

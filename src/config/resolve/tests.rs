@@ -469,7 +469,7 @@ fn tasks_have_their_own_defaults() {
             plain.padding.pad_to_max_length,
             plain.labels.is_none()
         ),
-        (128, true, true)
+        (None, true, true)
     );
     // Nothing is set aside of rows that nobody evaluates on.
     assert_eq!(plain.source.validation_split_percentage, 0.0);

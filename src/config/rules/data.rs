@@ -150,7 +150,7 @@ pub fn one_way_to_pad(flags: &Flags) -> Verdict {
 }
 
 pub fn buckets_are_within_the_length(flags: &Flags) -> Verdict {
-    let longest = flags.max_seq_length();
+    let longest = *flags.max_seq_length;
     let bucket = flags.pad_to_bucket.iter().flatten().copied().max();
     match (longest, bucket) {
         (Some(longest), Some(bucket)) if bucket > longest => refuse(

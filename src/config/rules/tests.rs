@@ -322,7 +322,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "buckets_are_within_the_length",
-        "CLS --pad_to_bucket 256",
+        "CLS --pad_to_bucket 256 --max_seq_length 128",
         "--max_seq_length is 128",
     ),
     (
