@@ -469,8 +469,16 @@ fn weights_keep_the_type_that_they_were_loaded_in() {
     );
     let config = hf::read_object(&saved.dir.path().join("brain/config.json")).unwrap();
     assert_eq!(config["torch_dtype"], "bfloat16");
-    train("brain", "again", &[]);
+    train("brain", "again", &["--save_steps", "1"]);
     assert_eq!(dtypes("again"), BTreeSet::from(["BF16".to_string()]));
+    // A checkpoint's configuration says what its tensors are, or others would round them.
+    let of_checkpoint = saved.dir.path().join("again/checkpoint-1/config.json");
+    assert_eq!(
+        hf::read_object(&of_checkpoint).unwrap()["torch_dtype"],
+        "float32"
+    );
+    train("brain", "asked", &["--torch_dtype", "float32"]);
+    assert_eq!(dtypes("asked"), BTreeSet::from(["F32".to_string()]));
     train("brain", "wide", &["--save_dtype", "float32"]);
     assert_eq!(dtypes("wide"), BTreeSet::from(["F32".to_string()]));
 }

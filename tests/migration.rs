@@ -287,6 +287,22 @@ fn evaluations_remember_how_the_training_read_its_data() {
     );
 }
 
+#[test]
+fn an_overwritten_run_leaves_no_data_settings() {
+    let bench = Bench::new();
+    let train = |more: &str| {
+        bench
+            .run(&format!(
+                "train mlm {BERT} --tokenizer_name wordpiece --train_file articles.txt --do_train --max_steps 1 --disable_tqdm \
+                 --save_strategy no --output_dir out --overwrite_output_dir {more}"
+            ))
+            .succeeded();
+        bench.path("out/data_settings.json").exists()
+    };
+    assert!(train("--max_seq_length 16"));
+    assert!(!train(""));
+}
+
 /// Scripts are often given a model's name as its type and configuration too.
 #[test]
 fn a_models_type_and_configuration_may_be_named_beside_it() {

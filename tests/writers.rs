@@ -302,19 +302,22 @@ fn what_a_resumed_run_does_otherwise_is_said() {
 #[test]
 fn a_checkpoint_of_another_trainer_is_named_where_none_can_be_resumed() {
     let place = Place::new();
-    let line = "--max_steps 4 --save_steps 2 --output_dir out --resume_from_checkpoint";
+    let line = "--max_steps 6 --save_steps 2 --output_dir out --resume_from_checkpoint";
     place
-        .run("--max_steps 2 --save_steps 2 --output_dir out")
+        .run("--max_steps 4 --save_steps 2 --output_dir out")
         .succeeded();
-    let saved = place.path("out/checkpoint-2");
-    std::fs::remove_file(saved.join("training_state.json")).unwrap();
-    let run = place.run(line);
-    assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for part in [
-        "out/checkpoint-2 holds no training state",
-        "--model_name_or_path out/checkpoint-2",
+    // The newest, which the run would replace; then the only one.
+    for (step, hint) in [
+        (4, "--resume_from_checkpoint out/checkpoint-2"),
+        (2, "--model_name_or_path out/checkpoint-4"),
     ] {
-        assert!(run.stderr.contains(part), "{part}:\n{}", run.stderr);
+        let state = format!("out/checkpoint-{step}/training_state.json");
+        std::fs::remove_file(place.path(&state)).unwrap();
+        let run = place.run(line);
+        assert_eq!(run.code, Some(1), "{}", run.stderr);
+        for part in ["out/checkpoint-4 holds no training state", hint] {
+            assert!(run.stderr.contains(part), "{part}:\n{}", run.stderr);
+        }
     }
 }
 

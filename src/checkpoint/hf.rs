@@ -182,7 +182,8 @@ fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
     Ok(())
 }
 
-fn remove_if_there(path: &Path) -> Result<()> {
+/// Removes a file that need not exist.
+pub fn remove_if_there(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io("remove", path)(error))

@@ -247,7 +247,10 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
     let file = read_state_file(dir)?;
     for (name, record) in &file.files {
         let path = dir.join(name);
-        let found = hash::sha256_file(&path).map_err(|error| damaged(&path, error.to_string()))?;
+        let found = hash::sha256_file(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => damaged(&path, "it is missing".to_string()),
+            _ => damaged(&path, error.to_string()),
+        })?;
         if found.0 != record.bytes {
             return Err(damaged(
                 &path,

@@ -13,6 +13,7 @@ pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
             let text = std::fs::read_to_string(file).map_err(|error| {
                 Error::because(format!("reading --prompt_file {}", file.display()), error)
             })?;
+            let text = text.trim_start_matches('\u{feff}');
             let prompts: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
             if prompts.is_empty() {
                 return Err(Error::usage(

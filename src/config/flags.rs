@@ -487,7 +487,7 @@ Checkpoints {
     /// Split saved weights above this size into several files with an index
     max_shard_size: Bytes = "5GB", TRAIN;
     /// Element type of the finished model's weights (checkpoints have what is trained); default:
-    /// what was loaded
+    /// that of torch_dtype if it is given, else what was loaded
     save_dtype: Option<SaveDtype>, TRAIN;
     /// End with the weights of the best checkpoint
     load_best_model_at_end: bool = "false", TRAIN;

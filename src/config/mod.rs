@@ -48,7 +48,8 @@ mod sources;
 mod started;
 mod sweep;
 
-pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
+pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype, TrackerName};
+pub use config_file::DATA_SETTINGS_FILE;
 pub use derived::{together, without_secrets};
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;

@@ -10,6 +10,7 @@ use crate::report::units::bytes;
 use crate::runtime::hlo::live_buffers;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::fit::{Footprint, footprints, largest_batch};
+use crate::trainer::matmul_peak;
 use crate::trainer::step::TrainStep;
 use xtrain_graphs::BACKWARD;
 
@@ -115,10 +116,15 @@ impl Run {
                     bytes(one.state),
                     bytes(budget)
                 );
-                Error::failed(problem).with_hint(format!(
-                    "raise --memory, or lower --{} or --per_device_eval_batch_size",
-                    self.task.length_flag()
-                ))
+                Error::failed(problem).with_hint(match &one.graph[..] {
+                    matmul_peak::GRAPH_NAME => {
+                        "raise --memory: that graph measures the matmul peak, whatever the model".to_string()
+                    }
+                    _ => format!(
+                        "raise --memory, or lower --{} or --per_device_eval_batch_size",
+                        self.task.length_flag()
+                    ),
+                })
             })
     }
 

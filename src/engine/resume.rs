@@ -3,12 +3,14 @@
 
 use super::error::{Error, failed};
 use crate::checkpoint::hf::{CONFIG_FILE, write_json};
+use crate::checkpoint::state::TRAINING_STATE_FILE;
 use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
 use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::report::progress::say;
 use crate::trainer;
+use crate::trainer::hooks::DTYPE_KEYS;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
 use crate::trainer::settings::Resume;
@@ -126,49 +128,56 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     match &*settings.flags.resume_from_checkpoint {
         Resume::No => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
-        Resume::Latest => latest(&settings.output_dir)?.map(Some).ok_or_else(|| {
+        Resume::Latest => {
             let dir = settings.output_dir.display();
-            match without_training_state(&settings.output_dir) {
-                Some(other) => Error::failed(format!(
-                    "{dir} has no checkpoint to resume from: {} holds no training state, such as that of another trainer",
-                    other.display()
-                ))
-                .with_hint(format!(
-                    "to start anew from its weights, give --model_name_or_path {}",
-                    other.display()
-                )),
-                None => Error::failed(format!(
+            let own = latest(&settings.output_dir)?;
+            let other = without_training_state(&settings.output_dir);
+            match (own, other) {
+                (Some(own), Some(other)) if step_of(&other) > step_of(&own) => {
+                    let (own, other) = (own.display(), other.display());
+                    Err(Error::failed(format!(
+                        "{other} holds no training state, such as that of another trainer, and the run would come to replace it"
+                    ))
+                    .with_hint(format!(
+                        "move it away, or name the checkpoint to resume from: --resume_from_checkpoint {own}"
+                    )))
+                }
+                (Some(own), _) => Ok(Some(own)),
+                (None, Some(other)) => {
+                    let other = other.display();
+                    Err(Error::failed(format!(
+                        "{dir} has no checkpoint to resume from: {other} holds no training state, such as that of another trainer"
+                    ))
+                    .with_hint(format!(
+                        "to start anew from its weights, give --model_name_or_path {other}"
+                    )))
+                }
+                (None, None) => Err(Error::failed(format!(
                     "the run that was last started in {dir} has saved no checkpoint"
                 ))
                 .with_hint(
                     "to continue an earlier run, name its checkpoint after --resume_from_checkpoint",
-                ),
+                )),
             }
-        }),
+        }
     }
 }
 
-/// A checkpoint that only its name and its model show to be one, as transformers' Trainer saves it,
-/// where there is none that can be resumed.
+/// N of a `checkpoint-N`.
+fn step_of(dir: &Path) -> Option<u64> {
+    let name = dir.file_name()?.to_str()?;
+    name.strip_prefix("checkpoint-")?.parse().ok()
+}
+
+/// The newest checkpoint that only its name and its model show to be one, as transformers' Trainer
+/// saves it.
 fn without_training_state(output_dir: &Path) -> Option<PathBuf> {
-    if checkpoints_in(output_dir).ok()?.next().is_some() {
-        return None;
-    }
     let entries = std::fs::read_dir(output_dir).ok()?.flatten();
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .filter_map(|entry| {
-            let step = entry
-                .file_name()
-                .to_str()?
-                .strip_prefix("checkpoint-")?
-                .parse()
-                .ok()?;
-            Some((step, entry.path()))
-        })
-        .filter(|(_, path)| path.join(CONFIG_FILE).is_file())
-        .collect();
-    found.sort();
-    Some(found.pop()?.1)
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| step_of(path).is_some())
+        .filter(|path| path.join(CONFIG_FILE).is_file() && !path.join(TRAINING_STATE_FILE).exists())
+        .max_by_key(|path| step_of(path))
 }
 
 /// After a restart, the newest checkpoint that the job itself has saved, if there is one.
@@ -366,7 +375,18 @@ impl Resuming<'_> {
         let (run, length) = (&self.run, self.length);
         let (dir, step) = (saved.dir.display(), saved.state.global_step);
         eprintln!("resuming from {dir} (step {step})");
-        note_changes(&saved.config, model.config().values());
+        // Checkpoints have the type that weights are trained in, whatever they were loaded in.
+        let without_dtype = |config: &Map<String, Value>| -> Map<String, Value> {
+            let rest = config
+                .iter()
+                .filter(|(key, _)| !DTYPE_KEYS.contains(&key.as_str()));
+            rest.map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        };
+        note_changes(
+            &without_dtype(&saved.config),
+            &without_dtype(model.config().values()),
+        );
         let settings = |state: &TrainingState| state.extra.get(SETTINGS)?.as_object().cloned();
         if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
             note_changes(&old, &new);

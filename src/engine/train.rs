@@ -6,9 +6,11 @@ use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
 use super::training_data::TrainingData;
-use crate::checkpoint::hf::{TRAINER_STATE_FILE, TrainerState, save_metrics, write_json};
+use crate::checkpoint::hf::{
+    TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
+};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
-use crate::config::{RunPlan, TrainSettings};
+use crate::config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
 use crate::data::{LabelMap, Set};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
@@ -291,10 +293,14 @@ impl Run {
     /// The element type of the finished model: what was asked for, else what it was loaded in.
     fn save_dtype(&self) -> Option<DType> {
         let train = &self.plan.train;
-        match train.optimizer.storage {
-            WeightStorage::F32 => train.save_dtype.or(self.loaded.weights_dtype()),
-            _ => train.save_dtype.or(Some(train.optimizer.storage.weights())),
-        }
+        let trained = train.optimizer.storage.weights();
+        let asked = &train.flags.torch_dtype;
+        let is_asked = asked.is_given() && **asked == TorchDtype::Float32;
+        let usual = match train.optimizer.storage {
+            WeightStorage::F32 if !is_asked => self.loaded.weights_dtype(),
+            _ => Some(trained),
+        };
+        train.save_dtype.or(usual)
     }
 
     /// The tokenizer's files and what evaluations of the model are to know of its data, by name.
@@ -314,6 +320,7 @@ impl Run {
             files,
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
+            trained: self.plan.train.optimizer.storage.weights(),
             dtype: self.save_dtype(),
         }
     }
@@ -620,6 +627,10 @@ fn finish(
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();
     if is_news {
         state.log.record(&summary).map_err(failed("logging"))?;
+    }
+    if settings.flags.data_settings().is_none() {
+        // What an overwritten run was given is not this model's.
+        remove_if_there(&dir.join(DATA_SETTINGS_FILE)).map_err(failed("saving the model"))?;
     }
     model
         .save(session, dir, run.progress.step, &state.checkpoints)

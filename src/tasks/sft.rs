@@ -485,7 +485,7 @@ impl Recipe for Examples {
             what
         } else {
             format!(
-                "{what}, in which nothing to learn begins within --max_seq_length {},",
+                "{what}, in which nothing to learn begins within --max_seq_length {} (set more, unless the chat template leaves it out),",
                 self.length
             )
         };

@@ -20,6 +20,10 @@ use xtrain_graphs::Graph;
 /// damaged.
 pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), Error> {
     let entries = all(store)?;
+    if entries.is_empty() && ids.is_empty() {
+        println!("nothing is stored in {} yet", store.dir().display());
+        return Ok(());
+    }
     let entries = chosen(&entries, ids, store)?;
     let most = entries
         .iter()

@@ -92,8 +92,13 @@ impl Snapshot {
     /// Reads a run's directory. Only a directory without telemetry is an error: there is no run to
     /// show.
     pub fn read(output_dir: &Path) -> io::Result<Snapshot> {
-        let text = std::fs::read_to_string(output_dir.join(TELEMETRY_FILE))?;
-        let log = std::fs::read_to_string(output_dir.join(LOG_FILE)).unwrap_or_default();
+        // A damaged byte damages its line, not the file.
+        let read = |name: &str| {
+            let bytes = std::fs::read(output_dir.join(name))?;
+            io::Result::Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let text = read(TELEMETRY_FILE)?;
+        let log = read(LOG_FILE).unwrap_or_default();
         let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
         let (events, now) = (latest(&text), now());
         let mut snapshot = Snapshot::of(output_dir, &events, &log, now, lives);
@@ -103,8 +108,7 @@ impl Snapshot {
         });
         // What an earlier, larger job left is none of this run.
         for rank in 1..processes.unwrap_or(1) {
-            let file = output_dir.join(file_of_rank(rank));
-            let Ok(text) = std::fs::read_to_string(file) else {
+            let Ok(text) = read(&file_of_rank(rank)) else {
                 continue;
             };
             let other = Snapshot::of(output_dir, &latest(&text), "", now, lives);

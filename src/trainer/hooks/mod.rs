@@ -15,7 +15,7 @@ pub use evaluate::EvaluateHook;
 pub use heartbeat::HeartbeatHook;
 pub use log::LogHook;
 pub use replicas::ReplicaCheckHook;
-pub use save::{SaveHook, SaveSettings, SavedModel, trainer_state};
+pub use save::{DTYPE_KEYS, SaveHook, SaveSettings, SavedModel, trainer_state};
 pub use telemetry::{TelemetryHook, graph_listener};
 
 use super::run_loop::Progress;

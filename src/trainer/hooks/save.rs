@@ -29,6 +29,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use xtrain_graphs::DType;
 
+/// The keys of `config.json` for the weights' element type; transformers 5 has the shorter name.
+pub const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
+
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
     /// The content of `config.json`.
@@ -40,8 +43,9 @@ pub struct SavedModel {
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
-    /// The element type of the finished model's weights; `None`: as they are trained. Checkpoints
-    /// always have them as they are.
+    /// The element type of the weights as they are trained, which checkpoints have.
+    pub trained: DType,
+    /// The element type of the finished model's weights; `None`: as they are trained.
     pub dtype: Option<DType>,
 }
 
@@ -53,6 +57,18 @@ fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
 }
 
 impl SavedModel {
+    /// `config.json` beside weights of this element type.
+    fn config_with(&self, dtype: DType) -> Map<String, Value> {
+        let mut config = self.config.clone();
+        let key = DTYPE_KEYS.into_iter().find(|key| config.contains_key(*key));
+        // Without a key it is float32.
+        if key.is_some() || dtype != DType::F32 {
+            let key = key.unwrap_or("torch_dtype");
+            config.insert(key.into(), torch_name(dtype).into());
+        }
+        config
+    }
+
     fn written(&self) -> Written<'_> {
         (&self.parameters, self.max_shard_size)
     }
@@ -69,19 +85,7 @@ impl SavedModel {
         let pace = Pace::full();
         let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
         let streamed = Streamed::new(session, &[self.written()], &check, self.dtype)?;
-        let mut config = self.config.clone();
-        if let Some(dtype) = self.dtype {
-            // transformers 5 has the shorter name.
-            let mut keys = ["dtype", "torch_dtype"].into_iter();
-            let key = keys.find(|key| config.contains_key(*key));
-            // Without a key it is float32.
-            if key.is_some() || dtype != DType::F32 {
-                config.insert(
-                    key.unwrap_or("torch_dtype").into(),
-                    torch_name(dtype).into(),
-                );
-            }
-        }
+        let config = self.config_with(self.dtype.unwrap_or(self.trained));
         let pretrained = Pretrained {
             config: &config,
             weights: &streamed.tensors(&self.parameters)?,
@@ -315,7 +319,7 @@ impl SaveHook<'_> {
         }
         Unwritten {
             output_dir,
-            config: self.model.config.clone(),
+            config: self.model.config_with(self.model.trained),
             files,
             max_shard_size: self.model.max_shard_size,
             only_model,

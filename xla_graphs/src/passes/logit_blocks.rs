@@ -20,11 +20,14 @@ use crate::trace::{ScopeGuard, Tensor, Trace};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Logits of a block in f32, unless [`LEAST_ROWS`] are more.
+/// Logits of a block in f32, unless [`LEAST_ROWS`] or a share of [`MOST_BLOCKS`] are more.
 const MOST_BYTES: usize = 256 << 20;
 
 /// A matmul of fewer rows spends its time on packing the weight (docs/log/performance.md).
 const LEAST_ROWS: usize = 512;
+
+/// Each block is compiled by itself.
+const MOST_BLOCKS: usize = 16;
 
 /// What the rows of a block are a multiple of: whole tiles of the kernels.
 const TILE_ROWS: usize = 32;
@@ -87,7 +90,9 @@ impl Region {
         let [rows, vocabulary] = graph.nodes[logits as usize].shape.dims[..] else {
             return None;
         };
-        let block = LEAST_ROWS.max(MOST_BYTES / DType::F32.size() / vocabulary.max(1));
+        let block = LEAST_ROWS
+            .max(MOST_BYTES / DType::F32.size() / vocabulary.max(1))
+            .max(rows.div_ceil(MOST_BLOCKS));
         if rows <= block {
             return None;
         }

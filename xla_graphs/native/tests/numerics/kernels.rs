@@ -370,6 +370,30 @@ fn logits_of_large_vocabularies_are_computed_in_blocks() {
     }
 }
 
+/// Blocks are compiled one by one: a long batch has larger ones, not more.
+#[test]
+fn logits_of_a_long_batch_are_sixteen_blocks() {
+    let kernels = CpuKernels {
+        f32: Some(CpuKernel::Avx512F32),
+        ..CpuKernels::default()
+    };
+    let [rows, vocabulary] = [20_000, 131_100];
+    let graph = trace(&head_arguments(&mut Rng(34), rows, vocabulary), |_, x| {
+        let [losses, _] = head(x, DType::F32)?;
+        backward(&losses.sum_all()?, &x[..3])
+    })
+    .unwrap();
+    let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
+    let blocks = lowered.nodes.iter().filter(|node| {
+        matches!(node.op, Op::KernelMatmul(_))
+            && node.shape.dims[0] > 32
+            && node.shape.dims[1] == vocabulary
+    });
+    let sizes: Vec<usize> = blocks.map(|node| node.shape.dims[0]).collect();
+    assert_eq!(sizes.len(), 16, "{sizes:?}");
+    assert_eq!(sizes.iter().sum::<usize>(), rows);
+}
+
 /// Where logits are small, are read otherwise, or have a gradient that needs all losses first.
 #[test]
 fn logits_stay_whole_where_blocks_cannot_stand_for_them() {
