@@ -505,7 +505,7 @@ fn kernels_alone_are_right_for_any_shape_and_number_of_threads() {
 #[test]
 #[ignore = "slow: up to 3,000 a side and 30,000 along k; bin/test --slow -- kernels_alone"]
 fn kernels_alone_are_right_for_large_shapes() {
-    test_alone("kernels-large", &[], ["40", "3000"]);
+    test_alone("kernels-large", &[], ["12", "3000"]);
 }
 
 /// The same under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
