@@ -282,7 +282,8 @@ grad_norm are (T-1)/T of those here, T the block size. With gradient accumulatio
 the steps' losses, and clip its gradient; here it is the mean, as without accumulation.
 
 A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
-place in the data follows from the number of steps. In transformers `do_train` must be given to train; here it is the default.
+place in the data follows from the number of steps. A checkpoint of transformers' Trainer can't be resumed, since its optimizer is a Python object;
+`--model_name_or_path` starts from its weights. In transformers `do_train` must be given to train; here it is the default.
 ";
 
 /// Where a setting is something else here than in transformers, which has this default. A name
