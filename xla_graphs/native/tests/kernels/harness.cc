@@ -156,7 +156,7 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
 
   double worst = 0;
   std::vector<char> touched(c_size + kGuard);
-  // Of a large result so many elements, at random distances, as take about 2^28 products.
+  // A large result is checked by a random sample of its elements, of about 2^28 products.
   const int64_t step = 1 + (x.batch[0] * x.batch[1] * x.m * x.n * x.k >> 28);
   int64_t skipped = 0;
   each_of_c([&](int64_t p, int64_t q, int64_t m, int64_t n, int64_t at) {
