@@ -21,17 +21,18 @@ macro_rules! sections {
 ///
 /// ```text
 /// /// The sentence of help, which is the field's documentation too
-/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x', shapes graphs;
+/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x', shapes graphs, processes agree;
 /// ```
 ///
-/// Without a default the kind is an `Option` or a list. Two flags of different commands may share a
+/// Without a default the kind is an `Option` or a list. `processes agree` or `differ` where its section
+/// says otherwise ([`Section::is_agreed`]). Two flags of different commands may share a
 /// name; their fields then differ.
 macro_rules! flags {
     ($( $section:ident { $(
         $(#[doc = $help:literal])+
         $field:ident: $kind:ty $(= $default:literal)?, $($commands:ident)|+
         $(, name $name:literal)? $(, alias $alias:literal)* $(, short $short:literal)?
-        $(, shapes $shaped:ident)?;
+        $(, shapes $shaped:ident)? $(, processes $processes:ident)?;
     )+ } )+) => {
         /// Every flag that is built.
         pub static FLAGS: &[Flag] = &[$($(
@@ -48,6 +49,9 @@ macro_rules! flags {
                 }),
                 short: flags!(@first $(Some($short),)? None),
                 shapes_graphs: flags!(@first $(flags!(@shapes $shaped),)? false),
+                processes_agree: flags!(
+                    @first $(flags!(@processes $processes),)? Section::$section.is_agreed()
+                ),
             },
         )+)+];
 
@@ -88,6 +92,8 @@ macro_rules! flags {
         }
     };
     (@shapes graphs) => { true };
+    (@processes agree) => { true };
+    (@processes differ) => { false };
     (@first $first:expr $(, $other:expr)?) => { $first };
     (@initial $name:expr, $kind:ty, $default:literal) => {
         Setting::with_default::<$kind>($name, $default)
@@ -111,6 +117,7 @@ macro_rules! unbuilt {
                 support: $support,
                 short: None,
                 shapes_graphs: false,
+                processes_agree: false,
             },
         )+)+)+];
     };

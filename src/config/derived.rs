@@ -4,7 +4,7 @@
 use super::choices::Strategy;
 use super::command::sets::{EVAL, PREDICT, TRAIN, TRAINING};
 use super::command::{CommandName, TaskName};
-use super::flags::{FLAGS, Flag, Flags, Section};
+use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
@@ -13,56 +13,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The sections whose settings decide what the processes of a run do together.
-const TOGETHER: [Section; 7] = [
-    Section::Data,
-    Section::Batches,
-    Section::Optimizer,
-    Section::Precision,
-    Section::Parallel,
-    Section::Checkpoints,
-    Section::Evaluation,
-];
-
-/// Those in other sections that do.
-const ALSO_TOGETHER: [&str; 12] = [
-    "attention_dropout_kernel",
-    "attn_implementation",
-    "cpu_kernels",
-    "device",
-    "do_eval",
-    "do_predict",
-    "do_train",
-    "include_num_input_tokens_seen",
-    "logging_first_step",
-    "logging_steps",
-    "logging_strategy",
-    "seed",
-];
-
-/// Those in these sections that each process may have for itself: where a machine keeps its files, and how
-/// it reads them.
-const APART: [&str; 7] = [
-    "dataloader_num_workers",
-    "overwrite_cache",
-    "preprocessing_num_workers",
-    "resume_from_checkpoint",
-    "test_file",
-    "train_file",
-    "validation_file",
-];
-
 /// Of a run's settings by their flags' names, those that all of its processes have to have alike.
 pub fn together(settings: &BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
-    let is_shared = |name: &str| {
-        let mut sections = FLAGS.iter().filter(|flag| flag.name == name);
-        let is_of = |flag: &Flag| {
-            flag.section
-                .is_some_and(|section| TOGETHER.contains(&section))
-        };
-        ALSO_TOGETHER.contains(&name) || (sections.any(is_of) && !APART.contains(&name))
+    let agreed = |name: &str| {
+        let mut flags = FLAGS.iter().filter(|flag| flag.name == name);
+        flags.any(|flag| flag.processes_agree)
     };
-    let shared = settings.iter().filter(|(name, _)| is_shared(name));
+    let shared = settings.iter().filter(|(name, _)| agreed(name));
     shared
         .map(|(name, value)| (name.to_string(), value.clone()))
         .collect()
@@ -203,12 +160,12 @@ mod tests {
     fn processes_share_what_decides_their_steps() {
         let all = FLAGS.iter().map(|flag| (flag.name, "x".to_string()));
         let shared = together(&all.collect());
-        for name in ALSO_TOGETHER.iter().chain(&["learning_rate", "bf16"]) {
-            assert!(shared.contains_key(*name), "{name}");
+        for name in ["learning_rate", "bf16", "device", "seed", "logging_steps"] {
+            assert!(shared.contains_key(name), "{name}");
         }
-        for name in APART.iter().chain(&["output_dir", "cpu_threads"]) {
-            assert!(!shared.contains_key(*name), "{name}");
-            assert!(FLAGS.iter().any(|flag| flag.name == *name), "{name}");
+        for name in ["output_dir", "cpu_threads", "train_file", "overwrite_cache"] {
+            assert!(!shared.contains_key(name), "{name}");
+            assert!(FLAGS.iter().any(|flag| flag.name == name), "{name}");
         }
     }
 

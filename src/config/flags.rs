@@ -44,6 +44,8 @@ pub struct Flag {
     /// Its value shapes the graphs of a run, and with them its numbers: their origin in the cache
     /// and the run's checkpoints have it, and a resumed run notes another one.
     pub shapes_graphs: bool,
+    /// It decides what the processes of a run do together, so that all of them have to have it alike.
+    pub processes_agree: bool,
 }
 
 /// What xtrain makes of a setting.
@@ -109,10 +111,22 @@ sections! {
     Cache = "The cache of compiled graphs",
 }
 
+impl Section {
+    /// Whether the processes of a run agree on its settings, unless a flag says otherwise. Where a machine
+    /// keeps its files, and how it reads them, is its own.
+    const fn is_agreed(self) -> bool {
+        use Section::*;
+        matches!(
+            self,
+            Data | Batches | Optimizer | Precision | Parallel | Checkpoints | Evaluation
+        )
+    }
+}
+
 flags! {
 Run {
     /// Where to run; may stand before or after the command
-    device: Device = "cpu", ALL;
+    device: Device = "cpu", ALL, processes agree;
     /// Run on the CPU, as without --device
     use_cpu: bool = "false", TRAIN_EVAL, alias "no_cuda";
     /// The device's PJRT plugin (xla_cuda_plugin.so, libneuronpjrt.so); default:
@@ -150,11 +164,11 @@ Run {
     /// ended
     take_over_output_dir: bool = "false", TRAIN;
     /// Train; default: true unless only --do_eval is given
-    do_train: Option<bool>, TRAIN;
+    do_train: Option<bool>, TRAIN, processes agree;
     /// Evaluate at the end; default: true if eval_strategy is not no
-    do_eval: Option<bool>, TRAIN;
+    do_eval: Option<bool>, TRAIN, processes agree;
     /// Label the rows of test_file at the end, into predictions.csv (token-cls: .jsonl or .conll)
-    do_predict: bool = "false", TRAIN_LABELLED;
+    do_predict: bool = "false", TRAIN_LABELLED, processes agree;
     /// The file to write; default: standard output
     output_file: Option<PathBuf>, PREDICT;
     /// Print the resolved plan and what it will compile and hold in memory (prune: what would
@@ -171,7 +185,7 @@ Run {
     /// device compiler's command lines
     export: Option<PathBuf>, COMPILE;
     /// Random seed for initial weights, example order, dropout and sampling
-    seed: u64 = "42", TRAIN | GENERATE | BENCH | QUICKSTART | EVAL;
+    seed: u64 = "42", TRAIN | GENERATE | BENCH | QUICKSTART | EVAL, processes agree;
     /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
     cache_dir: Option<PathBuf>, ON_A_DEVICE | CACHE;
@@ -205,16 +219,16 @@ Model {
     do_lower_case: Option<bool>, READING;
     /// auto: fused attention where the device has it (cpu by its kernels; cuda: 16-bit, no dropout,
     /// no local window); eager: always unfused
-    attn_implementation: AttnImplementation = "auto", COMPILING;
+    attn_implementation: AttnImplementation = "auto", COMPILING, processes agree;
     /// With --device cpu: kernels of matmuls, attention, normalizations, losses and updates, auto (the fastest for
     /// this processor and shape) or xla (XLA's own)
-    cpu_kernels: CpuKernelChoice = "auto", COMPILING;
+    cpu_kernels: CpuKernelChoice = "auto", COMPILING, processes agree;
     /// With --device cpu: threads that compute, shared by the devices of a process; default: the
     /// physical cores that CPU affinity and quota leave it
     cpu_threads: Option<Count<1, 1024>>, COMPILING;
     /// With --device cuda: attention-dropout implementation, xtrain (unfused, reproducible) or
     /// cudnn (fused, not reproducible)
-    attention_dropout_kernel: AttentionDropoutKernel = "xtrain", TRAIN | BENCH;
+    attention_dropout_kernel: AttentionDropoutKernel = "xtrain", TRAIN | BENCH, processes agree;
     /// Reinitialize the head if its shape differs from the saved one, as for another number of
     /// labels
     ignore_mismatched_sizes: bool = "false", TRAIN;
@@ -229,9 +243,9 @@ Model {
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
     /// all but parquet .gz too; also s3:// and https://
-    train_file: Paths, TRAIN_EVAL;
+    train_file: Paths, TRAIN_EVAL, processes differ;
     /// Files to evaluate on; default: validation_split_percentage of train_file
-    validation_file: Paths, TRAIN_EVAL;
+    validation_file: Paths, TRAIN_EVAL, processes differ;
     /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
     /// is not given
     dataset_name: Option<String>, READING;
@@ -241,7 +255,7 @@ Data {
     /// text, random rows in cls
     validation_split_percentage: Percent = "5", TRAIN_EVAL;
     /// Files whose rows to label; no label column needed
-    test_file: Paths, TRAIN_LABELLED | PREDICT;
+    test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
     /// completion, messages or text)
@@ -306,9 +320,9 @@ Data {
     /// Label only the first N rows of test_file
     max_predict_samples: Option<Count<1>>, TRAIN_LABELLED | PREDICT;
     /// Tokenization threads; default: one per core
-    preprocessing_num_workers: Option<Count<1, 1024>>, READING, alias "dataset_num_proc";
+    preprocessing_num_workers: Option<Count<1, 1024>>, READING, alias "dataset_num_proc", processes differ;
     /// Threads that upload batches ahead of the step; 0: the training thread does it
-    dataloader_num_workers: Count<0, 1024> = "0", READING;
+    dataloader_num_workers: Count<0, 1024> = "0", READING, processes differ;
     /// Drop the last incomplete batch of an epoch
     dataloader_drop_last: bool = "false", TRAIN;
     /// Order of training examples: random, anew in each epoch; sequential, as in the files;
@@ -319,7 +333,7 @@ Data {
     /// Seed for the order of examples; default: seed
     data_seed: Option<u64>, TRAIN;
     /// Tokenize again even if the tokenized text is cached
-    overwrite_cache: bool = "false", READING;
+    overwrite_cache: bool = "false", READING, processes differ;
 }
 Batches {
     /// Examples per device and microbatch; auto: the largest that fits into memory, as `xtrain
@@ -449,13 +463,13 @@ Parallel {
 }
 Logging {
     /// When to log
-    logging_strategy: Strategy = "steps", TRAIN;
+    logging_strategy: Strategy = "steps", TRAIN, processes agree;
     /// Optimizer steps between log records or, below 1, the share of all steps
-    logging_steps: Interval = "500", TRAIN;
+    logging_steps: Interval = "500", TRAIN, processes agree;
     /// Log the first step too
-    logging_first_step: bool = "false", TRAIN;
+    logging_first_step: bool = "false", TRAIN, processes agree;
     /// Count input tokens in log records: all, or non_padding, those of examples
-    include_num_input_tokens_seen: TokensSeen = "no", TRAIN;
+    include_num_input_tokens_seen: TokensSeen = "no", TRAIN, processes agree;
     /// Form of log records on standard output: trainer, the dictionary that scrapers read; line, for a
     /// person; json, as log.jsonl; auto: line on a terminal, else trainer
     log_format: LogFormat = "auto", TRAIN;
@@ -497,7 +511,7 @@ Checkpoints {
     /// Whether a larger metric is better; default: true except for loss and perplexity
     greater_is_better: Option<bool>, TRAIN;
     /// Resume from this checkpoint or, without a path, from the newest in output_dir
-    resume_from_checkpoint: Resume = "false", TRAIN;
+    resume_from_checkpoint: Resume = "false", TRAIN, processes differ;
     /// With resume_from_checkpoint: begin the checkpoint's epoch again, instead of at its place in
     /// it; the training data may be other than the checkpoint's
     ignore_data_skip: bool = "false", TRAIN;
