@@ -299,6 +299,25 @@ fn what_a_resumed_run_does_otherwise_is_said() {
     }
 }
 
+/// A log that outgrows what the disk has room for is missed less than the steps. The model has room; what
+/// `trainer_state.json` then repeats of the log has none.
+#[test]
+fn a_full_log_does_not_end_the_run() {
+    let place = Place::new();
+    let line = "--save_strategy no --report none --output_dir out --overwrite_output_dir";
+    place.run(&format!("--max_steps 1 {line}")).succeeded();
+    let weights = fs::metadata(place.path("out/model.safetensors")).unwrap();
+    let mut command = place.command(&format!("--max_steps 600 {line}"));
+    let run = command.limit_files(weights.len() + 8000).run();
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for part in [
+        "warning: out/log.jsonl is not written any more: File too large",
+        "cannot write out/trainer_state.json",
+    ] {
+        assert!(run.stderr.contains(part), "{part}:\n{}", run.stderr);
+    }
+}
+
 #[test]
 fn a_checkpoint_of_another_trainer_is_named_where_none_can_be_resumed() {
     let place = Place::new();

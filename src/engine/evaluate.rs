@@ -43,7 +43,7 @@ impl Run {
     pub fn log_evaluation(&mut self, evaluation: &Evaluation) -> Result<Record, Error> {
         if let Some(TrainedLog { log, progress }) = &mut self.trained {
             let record = evaluation.record(Some(progress));
-            log.record(&record).map_err(failed("logging"))?;
+            log.record(&record);
             return Ok(record);
         }
         let record = evaluation.record(None);

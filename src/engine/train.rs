@@ -626,7 +626,7 @@ fn finish(
     // them.
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();
     if is_news {
-        state.log.record(&summary).map_err(failed("logging"))?;
+        state.log.record(&summary);
     }
     if settings.flags.data_settings().is_none() {
         // What an overwritten run was given is not this model's.

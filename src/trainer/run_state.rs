@@ -31,7 +31,9 @@ pub struct RunState {
 /// Everything that was logged, and where it goes.
 pub struct RunLog {
     bar: Bar,
-    /// `None` in a process that does not write.
+    /// Whether this process is the one of the run that writes.
+    writes: bool,
+    /// `None` in one that does not, and after a write has failed.
     file: Option<LogFile>,
     path: PathBuf,
     history: Vec<Map<String, Value>>,
@@ -66,6 +68,7 @@ impl RunLog {
         let file = LogFile::append_in(output_dir).map_err(io)?;
         Ok(RunLog {
             bar,
+            writes: true,
             file: Some(file),
             path,
             history,
@@ -78,6 +81,7 @@ impl RunLog {
     pub fn unwritten(history: Vec<Map<String, Value>>, bar: Bar) -> Self {
         RunLog {
             bar,
+            writes: false,
             file: None,
             path: Default::default(),
             history,
@@ -101,27 +105,29 @@ impl RunLog {
         self.trackers.end(end);
     }
 
-    /// Prints a record and keeps it.
-    pub fn record(&mut self, record: &Record) -> Result<()> {
-        self.record_step(record, None)
+    /// Prints a record and keeps it. Steps are worth more than their log: a file that cannot be
+    /// written, on a full disk say, is warned of once, and checkpoints still have the record.
+    pub fn record(&mut self, record: &Record) {
+        self.record_step(record, None);
     }
 
     /// The same of a training record, with the line that a person reads.
-    pub fn record_step(&mut self, record: &Record, line: Option<&StepLine>) -> Result<()> {
+    pub fn record_step(&mut self, record: &Record, line: Option<&StepLine>) {
         let total = self.bar.total();
         let text = self.format.text(record, line, total, terminal::width());
         self.bar.print(&text);
-        if let Some(file) = &mut self.file {
-            file.write(record).map_err(|source| Error::Io {
-                path: self.path.clone(),
-                source,
-            })?;
+        if let Some(file) = &mut self.file
+            && let Err(error) = file.write(record)
+        {
+            let path = self.path.display();
+            self.bar
+                .note(&format!("warning: {path} is not written any more: {error}"));
+            self.file = None;
         }
         self.trackers.record(record);
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
         }
-        Ok(())
     }
 
     /// Every record so far, as `trainer_state.json` has them.
@@ -131,7 +137,7 @@ impl RunLog {
 
     /// Prints a line for people, where this process is the one that reports.
     pub fn note(&self, line: &str) {
-        if self.file.is_some() {
+        if self.writes {
             self.bar.note(line);
         }
     }
@@ -322,7 +328,7 @@ mod tests {
                 tokens_seen: Some(step * 1024),
                 step,
             });
-            log.record(&record).unwrap();
+            log.record(&record);
             telemetry.write(&Event::Step(StepEvent {
                 time: now(),
                 step,

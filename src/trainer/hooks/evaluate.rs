@@ -54,7 +54,7 @@ impl EvaluateHook<'_> {
             (self.metrics)(),
         )?;
         let record = evaluation.record(Some(&context.progress));
-        context.run.log.record(&record)?;
+        context.run.log.record(&record);
         Ok(evaluation)
     }
 }

@@ -120,7 +120,7 @@ impl Hook for LogHook {
             tokens_seen: (self.tokens_seen != TokensSeen::No).then_some(totals.tokens_seen as u64),
             step: report.progress.step,
         });
-        log.record_step(&record, Some(&line))?;
+        log.record_step(&record, Some(&line));
         self.interval = StepWork::default();
         Ok(())
     }
