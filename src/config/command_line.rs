@@ -771,6 +771,10 @@ mod tests {
                 "train clm --attn_implementation flash_attention_2",
                 "leave `attn_implementation` out: attention is fused wherever the device can",
             ),
+            (
+                "train clm --dtype float16",
+                "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's",
+            ),
         ] {
             assert_eq!(
                 typed(line).unwrap_err().hint().as_deref(),

@@ -128,6 +128,9 @@ pub fn of_value(name: &str, value: &str) -> Option<String> {
         "attn_implementation" if has(&["sdpa", "flash", "flex", "paged"]) => Some(
             "leave `attn_implementation` out: attention is fused wherever the device can".into(),
         ),
+        "torch_dtype" if value == "float16" => Some(
+            "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's".into(),
+        ),
         _ => None,
     }
 }

@@ -60,20 +60,13 @@ impl SequenceEncoder {
     /// given.
     ///
     /// # Errors
-    /// The length leaves no room beside special tokens.
+    /// The length leaves no room beside a text's special tokens.
     pub fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<SequenceEncoder> {
         let special = [
             tokenizer.special_tokens(false),
             tokenizer.special_tokens(true),
         ];
-        if let Some(length) = max_length
-            && length <= special[1]
-        {
-            return Err(Error::NoRoom {
-                length,
-                special: special[1],
-            });
-        }
+        room(max_length, special[0])?;
         let direction = if tokenizer.truncates_left {
             TruncationDirection::Left
         } else {
@@ -93,9 +86,11 @@ impl SequenceEncoder {
     /// A text, or a pair of them.
     ///
     /// # Errors
-    /// The tokenizer gives up.
+    /// The tokenizer gives up, or the length leaves no room beside a pair's special tokens.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<Sequence> {
-        if pair.is_none() {
+        if pair.is_some() {
+            room(self.max_length, self.special[1])?;
+        } else {
             let ids = |piece: &str| {
                 let encoding = encoding(piece, |piece| self.texts.encode_fast(piece, false))?;
                 Ok(encoding.get_ids().to_vec())
@@ -134,10 +129,7 @@ impl SequenceEncoder {
 
     /// The sequence of a text that comes in pieces, of which only ids and flags are kept.
     fn encode_pieces(&self, pieces: &[&str]) -> Result<Sequence> {
-        let room = match self.max_length {
-            Some(length) => length - self.special[0],
-            None => usize::MAX,
-        };
+        let room = room(self.max_length, self.special[0])?;
         let mut sequence = Sequence::default();
         // Whether the last token reaches up to the end of its piece.
         let mut touches = false;
@@ -287,6 +279,15 @@ impl WordEncoder {
             truncated,
         };
         Ok((sequence, numbers))
+    }
+}
+
+/// The number of tokens of text that a length leaves beside special ones.
+fn room(max_length: Option<usize>, special: usize) -> Result<usize> {
+    match max_length {
+        None => Ok(usize::MAX),
+        Some(length) if length <= special => Err(Error::NoRoom { length, special }),
+        Some(length) => Ok(length - special),
     }
 }
 

@@ -545,7 +545,7 @@ impl Job {
         }
         self.generation += 1;
         self.note = Some(format!(
-            "{cause}; starting again from the last checkpoint, restart {} of {}",
+            "{cause}; starting again, restart {} of {}",
             self.generation, self.settings.max_restarts
         ));
         self.failures.clear();

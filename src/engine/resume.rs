@@ -136,7 +136,7 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
                 (Some(own), Some(other)) if step_of(&other) > step_of(&own) => {
                     let (own, other) = (own.display(), other.display());
                     Err(Error::failed(format!(
-                        "{other} holds no training state, such as that of another trainer, and the run would come to replace it"
+                        "{other} holds no training state, such as that of another trainer, and the resumed run would replace it"
                     ))
                     .with_hint(format!(
                         "move it away, or name the checkpoint to resume from: --resume_from_checkpoint {own}"

@@ -476,7 +476,7 @@ fn settings_that_do_not_fit_the_table_are_told() {
         bench.load("t.csv", table, change).unwrap_err().to_string()
     };
     type Case = (fn(&mut ClsDataSettings), &'static [&'static str]);
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         (
             |s| s.source.table.text_column = Some("txt".into()),
             &[
@@ -498,7 +498,14 @@ fn settings_that_do_not_fit_the_table_are_told() {
             &["t.csv:3: label \"y\" is not among the labels: x, z"],
         ),
         (
-            |s| s.max_seq_length = Some(3),
+            |s| s.max_seq_length = Some(2),
+            &["--max_seq_length 2 leaves no room", "2 special tokens"],
+        ),
+        (
+            |s| {
+                s.text_pair_column = Some("other".into());
+                s.max_seq_length = Some(3);
+            },
             &["--max_seq_length 3 leaves no room", "3 special tokens"],
         ),
         (
@@ -507,14 +514,14 @@ fn settings_that_do_not_fit_the_table_are_told() {
         ),
         (|s| s.source.table.quoting = Some(Quoting::None), &[]),
     ];
-    for (change, parts) in &cases[..6] {
+    for (change, parts) in &cases[..7] {
         let error = error(*change);
         assert!(
             parts.iter().all(|part| error.contains(part)),
             "{parts:?} in {error}"
         );
     }
-    assert!(bench.load("t.csv", table, cases[6].0).is_ok());
+    assert!(bench.load("t.csv", table, cases[7].0).is_ok());
     let many: String = "text,label\n".to_string()
         + &(0..10_001)
             .map(|i| format!("a,id{i}\n"))

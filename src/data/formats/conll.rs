@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::input::Bookmark;
+use super::input::{BYTE_ORDER_MARK, Bookmark};
 use super::text::Lines;
 use crate::data::error::{Error, Place, Result};
 
@@ -55,7 +55,11 @@ impl ConllReader {
         loop {
             let line = self.lines.next().transpose()?;
             let number = self.lines.bookmark().lines;
-            let mut columns = line.as_deref().unwrap_or_default().split_whitespace();
+            let mut text = line.as_deref().unwrap_or_default();
+            if number == 1 {
+                text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
+            }
+            let mut columns = text.split_whitespace();
             match (columns.next(), &mut sentence) {
                 (Some("-DOCSTART-"), _) => {}
                 (Some(word), _) => {
@@ -99,6 +103,15 @@ pub fn no_label(sentence: &Sentence, word: usize) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_not_of_the_first_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.conll");
+        std::fs::write(&path, "\u{feff}EU B-ORG\n").unwrap();
+        let mut reader = ConllReader::open(&path, Arc::default()).unwrap();
+        assert_eq!(reader.next().unwrap().unwrap().words, ["EU"]);
+    }
 
     #[test]
     fn sentences_end_at_blank_lines_and_documents_have_no_words() {

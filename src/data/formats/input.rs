@@ -21,6 +21,9 @@ const MAX_RATIO: u64 = 500;
 /// The ratio is looked at once so much has come out; a short file of blanks is nobody's attack.
 const RATIO_FROM: u64 = 64 << 20;
 
+/// Some programs put it before UTF-8.
+pub const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 /// The raw bytes of a file, compressed or not, are added to the count on their way in: what a
 /// progress bar can compare with file sizes.
 struct Counted<R> {
@@ -252,10 +255,10 @@ impl Input {
         self.reader.consume(bytes);
     }
 
-    /// Passes over the byte order mark that some programs put before UTF-8.
+    /// Passes over the byte order mark, if the file begins with one.
     pub fn skip_byte_order_mark(&mut self) -> Result<()> {
-        if self.fill(1)?.starts_with("\u{feff}".as_bytes()) {
-            self.consume(3);
+        if self.fill(1)?.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+            self.consume(BYTE_ORDER_MARK.len());
         }
         Ok(())
     }
