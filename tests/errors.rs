@@ -2,11 +2,11 @@
 //! was typed, 1 for the rest), one message that names the place and says what to do, and nothing
 //! lost that was there before.
 
-use crate::support::{Command, Run, copy_tokenizer, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, snapshot, xtrain};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use xtrain::checkpoint::{TensorRef, write_safetensors};
@@ -131,24 +131,8 @@ impl Workplace {
         self.command(line).run()
     }
 
-    /// Every file with its content, but the cache's and what tells of time.
     fn snapshot(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
-            for entry in fs::read_dir(dir).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    walk(&path, files)
-                } else {
-                    drop(files.insert(path.clone(), fs::read(&path).unwrap()))
-                }
-            }
-        }
-        let mut files = BTreeMap::new();
-        walk(self.0.path(), &mut files);
-        files.retain(|path, _| {
-            !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl")
-        });
-        files
+        snapshot(self.0.path())
     }
 
     /// The names in a directory, sorted.

@@ -19,7 +19,7 @@ use xtrain_graphs::optim::{
     ADAFACTOR, ADAMW, Argument, Arguments, LION, MUON, OPTIMIZERS, OptimizerKind, Plateau,
     Schedule, ScheduleKind, ScheduleType,
 };
-use xtrain_graphs::{DType, DropoutRng, Shape, backward};
+use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
 use xtrain_models::{Config, HeadKind, Model, Weights};
 
 const LOGITS: f32 = 1e-5;
@@ -98,6 +98,47 @@ impl Case {
                 .collect()
         };
         (attended(found), attended(expected))
+    }
+
+    /// The loss of micro-batch 0 and the gradient of each parameter. As in training, a scale keeps small
+    /// gradients in fp16's range.
+    pub fn gradients(&mut self, precision: Precision) -> (f32, Vec<Vec<f32>>) {
+        let batch = self.batch(0);
+        let parameters = self.model.parameters();
+        let mut recording = self.session.begin();
+        recording.set_precision(precision);
+        let inputs = feed_batch(&mut recording, &batch);
+        let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
+        let trace = recording.trace().clone();
+        let weights = Weights::new(&trace, &tensors);
+        let loss = xtrain_models::loss(
+            &*self.model,
+            &weights,
+            &inputs.tokens,
+            &inputs.labels,
+            &DropoutRng::off(),
+            0.0,
+        )
+        .unwrap();
+        let loss = loss.sum.div(&loss.count).unwrap();
+        let leaves: Vec<_> = parameters
+            .iter()
+            .map(|p| tensors[&p.name].held()[0].clone())
+            .collect();
+        let scale = if precision.needs_loss_scale() {
+            1024.0
+        } else {
+            1.0
+        };
+        let all = backward(&loss.mul_scalar(scale).unwrap(), &leaves).unwrap();
+        for (i, gradient) in all.iter().enumerate() {
+            recording.fetch(&format!("{i}"), &gradient.mul_scalar(1.0 / scale).unwrap());
+        }
+        recording.fetch("loss", &loss);
+        let marked = recording.mark_step("gradients").unwrap();
+        let read = |name: &str| -> Vec<f32> { marked.fetched(name).download_to().unwrap() };
+        let gradients = (0..parameters.len()).map(|i| read(&i.to_string()));
+        (read("loss")[0], gradients.collect())
     }
 
     pub fn batch(&self, m: usize) -> DeviceBatch {
@@ -200,38 +241,12 @@ fn logits_equal_transformers() {
 #[test]
 fn loss_and_gradients_equal_transformers() {
     for_each_case(|name, mut case| {
-        let batch = case.batch(0);
         let parameters = case.model.parameters();
-        let mut recording = case.session.begin();
-        let inputs = feed_batch(&mut recording, &batch);
-        let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
-        let trace = recording.trace().clone();
-        let weights = Weights::new(&trace, &tensors);
-        let loss = xtrain_models::loss(
-            &*case.model,
-            &weights,
-            &inputs.tokens,
-            &inputs.labels,
-            &DropoutRng::off(),
-            0.0,
-        )
-        .unwrap();
-        let loss = loss.sum.div(&loss.count).unwrap();
-        let leaves: Vec<_> = parameters
-            .iter()
-            .map(|p| tensors[&p.name].held()[0].clone())
-            .collect();
-        for (parameter, gradient) in parameters.iter().zip(backward(&loss, &leaves).unwrap()) {
-            recording.fetch(&format!("grad.{}", parameter.name), &gradient);
-        }
-        recording.fetch("loss", &loss);
-        let marked = recording.mark_step("gradients").unwrap();
-        let found: Vec<f32> = marked.fetched("loss").download_to().unwrap();
+        let (loss, gradients) = case.gradients(Precision::F32);
         let expected = case.json("meta.json")["loss"]["f64"].as_f64().unwrap();
         assert!(
-            (f64::from(found[0]) - expected).abs() <= LOSS,
-            "{name}: loss {} expected {expected}",
-            found[0]
+            (f64::from(loss) - expected).abs() <= LOSS,
+            "{name}: loss {loss} expected {expected}"
         );
         let reference = case.tensors("grads.safetensors");
         assert_eq!(
@@ -240,13 +255,9 @@ fn loss_and_gradients_equal_transformers() {
             "{name}: number of parameters"
         );
         let mut worst = 0f32;
-        for parameter in &parameters {
-            let found: Vec<f32> = marked
-                .fetched(&format!("grad.{}", parameter.name))
-                .download_to()
-                .unwrap();
+        for (parameter, found) in parameters.iter().zip(&gradients) {
             let (_, expected) = reference.read_f32(&parameter.name).unwrap();
-            let difference = max_difference(&found, &expected);
+            let difference = max_difference(found, &expected);
             assert!(
                 difference <= GRADIENTS,
                 "{name}: gradient of {} differs by {difference:e}",
@@ -256,7 +267,7 @@ fn loss_and_gradients_equal_transformers() {
         }
         println!(
             "{name}: loss within {:.1e}, gradients within {worst:.1e}",
-            (f64::from(found[0]) - expected).abs()
+            (f64::from(loss) - expected).abs()
         );
     });
 }

@@ -5,17 +5,15 @@
 use crate::golden::for_each_family;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
-use xtrain::trainer::feed::feed_batch;
 use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::OptimizerSettings;
-use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
+use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::DotDims;
 use xtrain_graphs::optim::{
     ADAMW, GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
 };
-use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
-use xtrain_models::Weights;
+use xtrain_graphs::{DType, Precision, Shape};
 
 const LOW: [Precision; 2] = [Precision::Bf16, Precision::Fp16];
 
@@ -139,57 +137,15 @@ fn stay_near_f32(of_family: impl Fn(&str) -> &'static [Precision]) {
         if precisions.is_empty() {
             return;
         }
-        let batch = case.batch(0);
         let parameters = case.model.parameters();
-        let mut gradients = |precision: Precision| -> (f32, Vec<Vec<f32>>) {
-            let mut recording = case.session.begin();
-            recording.set_precision(precision);
-            let inputs = feed_batch(&mut recording, &batch);
-            let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
-            let trace = recording.trace().clone();
-            let weights = Weights::new(&trace, &tensors);
-            let loss = xtrain_models::loss(
-                &*case.model,
-                &weights,
-                &inputs.tokens,
-                &inputs.labels,
-                &DropoutRng::off(),
-                0.0,
-            )
-            .unwrap();
-            let loss = loss.sum.div(&loss.count).unwrap();
-            let leaves: Vec<_> = parameters
-                .iter()
-                .map(|p| tensors[&p.name].held()[0].clone())
-                .collect();
-            // As in training: a scale keeps small gradients in fp16's range.
-            let scale = if precision.needs_loss_scale() {
-                1024.0
-            } else {
-                1.0
-            };
-            let all = backward(&loss.mul_scalar(scale).unwrap(), &leaves).unwrap();
-            for (i, gradient) in all.iter().enumerate() {
-                recording.fetch(&format!("{i}"), &gradient.mul_scalar(1.0 / scale).unwrap());
-            }
-            recording.fetch("loss", &loss);
-            let marked = recording.mark_step("gradients").unwrap();
-            let read = |name: &str| -> Vec<f32> { marked.fetched(name).download_to().unwrap() };
-            (
-                read("loss")[0],
-                (0..parameters.len())
-                    .map(|i| read(&i.to_string()))
-                    .collect(),
-            )
-        };
-        let (wide_loss, wide) = gradients(Precision::F32);
+        let (wide_loss, wide) = case.gradients(Precision::F32);
         for &precision in precisions {
             let bar = if precision == Precision::Bf16 {
                 0.01
             } else {
                 0.002
             };
-            let (loss, low) = gradients(precision);
+            let (loss, low) = case.gradients(precision);
             let off = (loss - wide_loss).abs() / wide_loss.abs();
             let sum = |f: &dyn Fn(f32, f32) -> f32| -> f64 {
                 let pairs = wide.iter().flatten().zip(low.iter().flatten());

@@ -1,6 +1,7 @@
 //! What several test modules need: test data, the program under test, how numbers are compared.
 
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xtrain::checkpoint::hf;
 use xtrain_models::Config;
@@ -301,6 +302,25 @@ impl Run {
             self.stderr
         );
     }
+}
+
+/// Every file below a directory with its content, but its `cache` and what tells of time.
+pub fn snapshot(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, files)
+            } else {
+                drop(files.insert(path.clone(), std::fs::read(&path).unwrap()))
+            }
+        }
+    }
+    let mut files = BTreeMap::new();
+    walk(root, &mut files);
+    let cache = root.join("cache");
+    files.retain(|path, _| !path.starts_with(&cache) && !path.ends_with("telemetry.jsonl"));
+    files
 }
 
 /// The values of a JSON-lines file.
