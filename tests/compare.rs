@@ -21,7 +21,7 @@ fn plan(bench: &Bench, flags: &str) -> Value {
 #[ignore = "slow: compiles many meshes"]
 fn meshes_are_compared_as_the_compiler_would() {
     let bench = Bench::new();
-    const MEMORY: u64 = 140 << 20;
+    const MEMORY: u64 = 100 << 20;
     let found = plan(&bench, &format!("--compare_meshes 4 --memory {MEMORY}"));
     let meshes = found["meshes"].as_array().unwrap();
     // Two factors of two in four places are ten; of three with data parallelism the moments may be

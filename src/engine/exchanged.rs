@@ -23,18 +23,22 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
         shapes: &ahead.shapes.of_training(),
         metrics: ahead.metrics,
     };
-    Ok(of_steps(&emitted(&mut training)?, mesh, accumulation))
+    Ok(of_steps(
+        &emitted(&mut training, Target::CPU)?,
+        mesh,
+        accumulation,
+    ))
 }
 
-/// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written
-/// out.
+/// The run's graphs as they are emitted for a target: equal nodes are one by then. Layers are always
+/// written out.
 ///
 /// # Errors
 /// If a graph cannot be recorded.
-pub fn emitted(ahead: &mut Ahead) -> Result<Steps> {
+pub fn emitted(ahead: &mut Ahead, target: Target) -> Result<Steps> {
     let mut steps = ahead.steps()?;
     for graph in steps.iter_mut().flat_map(|(_, graphs)| graphs) {
-        *graph = passes::lower(graph, Target::CPU)?;
+        *graph = passes::lower(graph, target)?;
     }
     Ok(steps)
 }

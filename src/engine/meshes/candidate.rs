@@ -1,6 +1,7 @@
 //! One mesh: what a run would hold and exchange on it.
 
 use super::Compiled;
+use crate::config::Device;
 use crate::engine::error::{Error, failed};
 use crate::engine::exchanged::{emitted, of_steps, sent_by_device};
 use crate::engine::execution::Execution;
@@ -11,6 +12,7 @@ use crate::report::scaling::Exchange;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
 use crate::trainer::step::placements;
+use xtrain_graphs::Target;
 
 /// A mesh, estimated.
 pub struct Candidate {
@@ -52,7 +54,14 @@ impl Candidate {
             shapes: &shapes,
             metrics: Some(&*run.task.metrics()),
         };
-        let steps = emitted(&mut ahead).map_err(failed("recording the graphs"))?;
+        // On the CPU with its kernels, whose calls keep less than XLA's loops. How another compiler lays
+        // memory out is not known; XLA's CPU compiler stands for it.
+        let target = match execution.device.kind {
+            Device::Cpu => execution.device.settings.cpu_target(),
+            _ => Ok(Target::CPU),
+        };
+        let steps = target.and_then(|target| emitted(&mut ahead, target));
+        let steps = steps.map_err(failed("recording the graphs"))?;
         let all = footprints_of(&steps, &mut ahead, |_, graph| Ok(estimated(graph)));
         let exchanged = of_steps(&steps, mesh, shapes.accumulation);
         let batch = settings.per_device_train_batch_size;
