@@ -5,6 +5,7 @@ use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::store::Store;
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
+use crate::checkpoint::named::write_named;
 use crate::checkpoint::{atomic, files};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
@@ -98,22 +99,45 @@ pub fn export_modules(store: &Store, ids: &[&str], file: &Path) -> Result<Export
 
 type Builder<'w> = tar::Builder<&'w mut dyn Write>;
 
-/// Returns the file's size.
+/// Counts what passes through: a pipe has no size to ask for afterwards.
+struct Counted<W> {
+    to: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Returns the archive's size.
 fn write_archive(
     store: &Store,
     file: &Path,
     append: impl Fn(&mut Builder) -> io::Result<()>,
 ) -> Result<u64, Error> {
     let autotune = store.dir().join(AUTOTUNE);
-    atomic::write_file(file, |writer| {
-        let mut archive = tar::Builder::new(writer as &mut dyn Write);
+    let bytes = write_named(file, |writer| {
+        let mut counted = Counted {
+            to: writer,
+            bytes: 0,
+        };
+        let mut archive = tar::Builder::new(&mut counted as &mut dyn Write);
         for name in tuned_kernels(&autotune) {
             archive.append_path_with_name(autotune.join(&name), Path::new(AUTOTUNE).join(&name))?;
         }
         append(&mut archive)?;
-        archive.into_inner()?.flush()
+        archive.into_inner()?.flush()?;
+        Ok(counted.bytes)
     })?;
-    Ok(std::fs::metadata(file).map_err(Error::io(file))?.len())
+    Ok(bytes)
 }
 
 /// Takes the entries of a tar file that are whole and rightly named. Anything else in it is listed

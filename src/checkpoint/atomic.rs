@@ -8,9 +8,9 @@
 //! writer sees that its name is gone and takes another. Where a file system has no locks, what
 //! nobody has changed for a day is a dead writer's.
 
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn prefix(kind: &str, path: &Path) -> String {
 }
 
 /// The directory that holds `path`; a bare name is in the current one.
-fn parent(path: &Path) -> &Path {
+pub(super) fn parent(path: &Path) -> &Path {
     path.parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."))
@@ -111,6 +111,10 @@ fn write<T>(
 ) -> Result<T> {
     let write = || -> io::Result<T> {
         let file = file_beside(path)?;
+        if let Some(old) = fs::symlink_metadata(path).ok().filter(Metadata::is_file) {
+            // Where that is not to be had, the new one is this user's.
+            let _ = make_alike(file.as_file(), &old);
+        }
         let mut writer = BufWriter::with_capacity(1 << 20, file.as_file());
         let value = fill(&mut writer)?;
         writer.flush()?;
@@ -122,6 +126,15 @@ fn write<T>(
     let value = write().map_err(Error::io("write", path))?;
     sync_dir(parent(path))?;
     Ok(value)
+}
+
+/// Gives a file the owner and the mode of the one whose place it is to take.
+pub(super) fn make_alike(file: &File, old: &Metadata) -> io::Result<()> {
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
+        fchown(file, Some(old.uid()), Some(old.gid()))?;
+    }
+    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
 }
 
 /// [`write_file`] for content that is in memory.
@@ -317,6 +330,16 @@ mod tests {
         );
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(dir.path()), ["config.json"]);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        write_bytes(&path, b"old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        write_bytes(&path, b"new").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -22,6 +22,10 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// Of a file that the user named.
+    #[error("cannot write {}: {source}{}", path.display(), named_hint(path, source))]
+    Named { path: PathBuf, source: io::Error },
+
     #[error("{}:{line}:{column}: not valid JSON: {message}", path.display())]
     Json {
         path: PathBuf,
@@ -105,6 +109,12 @@ impl Error {
         }
     }
 
+    /// For `map_err`: a file that the user named cannot be written.
+    pub fn named(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+        let path = path.to_path_buf();
+        move |source| Error::Named { path, source }
+    }
+
     /// Its text where another flag than `--output_dir` names the directory.
     pub fn naming(&self, flag: &str) -> String {
         self.to_string().replace("--output_dir", flag)
@@ -112,7 +122,7 @@ impl Error {
 
     /// Whether the disk or a quota was full.
     pub fn is_disk_full(&self) -> bool {
-        matches!(self, Error::Io { source, .. } if full(source))
+        matches!(self, Error::Io { source, .. } | Error::Named { source, .. } if full(source))
     }
 }
 
@@ -128,6 +138,14 @@ fn io_hint(error: &io::Error) -> &'static str {
         " (what was there before is untouched; free some space or choose another --output_dir)"
     } else {
         ""
+    }
+}
+
+fn named_hint(path: &Path, error: &io::Error) -> String {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    match dir.filter(|dir| error.kind() == io::ErrorKind::NotFound && !dir.exists()) {
+        Some(dir) => format!("; there is no directory {}", dir.display()),
+        None => String::new(),
     }
 }
 

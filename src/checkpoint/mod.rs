@@ -1,7 +1,7 @@
 //! Files that must survive: Hugging Face directories, exact training state, and the care that both
 //! are written with.
 //!
-//! Reading order: `atomic` (aside, synced, renamed), `lock` (one process at a time), `weights` (safetensors, in several files:
+//! Reading order: `atomic` (aside, synced, renamed), `named` (files that the user names), `lock` (one process at a time), `weights` (safetensors, in several files:
 //! `shards`; `torch`: pytorch_model.bin), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
 //! `state` (`checkpoint-N/`), `pace` (beside training, not against it), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
@@ -14,6 +14,7 @@ pub mod hf;
 mod json;
 pub mod keep;
 pub mod lock;
+pub mod named;
 pub mod optimizer;
 pub mod pace;
 pub mod shards;

@@ -1,7 +1,7 @@
 //! `xtrain predict`: labels the samples of the test files, into a file.
 
-use super::{Error, Outcome};
-use crate::checkpoint::atomic;
+use super::{Error, Outcome, announce, check_output};
+use crate::checkpoint::named::write_named_bytes;
 use crate::config::PredictPlan;
 use crate::engine::{Run, failed};
 use crate::report::output;
@@ -13,6 +13,9 @@ use std::path::Path;
 /// If something that the plan names cannot be read, a batch cannot be run, or the file cannot be
 /// written.
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
+    if let Some(path) = &plan.output_file {
+        check_output("--output_file", path)?;
+    }
     let mut run = Run::prepare(plan.run)?;
     let predictions = run.predict()?;
     let (_, text) = run.task.predictions(&predictions, plan.include_text)?;
@@ -27,8 +30,8 @@ pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
 pub fn save(text: &str, rows: usize, path: Option<&Path>) -> Result<(), Error> {
     match path {
         Some(path) => {
-            atomic::write_bytes(path, text.as_bytes()).map_err(failed("saving the predictions"))?;
-            println!("labelled {rows} rows: {}", path.display());
+            write_named_bytes(path, text.as_bytes()).map_err(failed("saving the predictions"))?;
+            announce(path, &format!("labelled {rows} rows: {}", path.display()));
         }
         None => output::write(text.as_bytes()),
     }

@@ -1,7 +1,7 @@
 //! `xtrain report`: runs beside each other, as a page and as numbers.
 
-use super::{Error, Outcome};
-use crate::checkpoint::atomic;
+use super::{Error, Outcome, check_output};
+use crate::checkpoint::named::{is_device, write_named_bytes};
 use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
 use crate::engine::failed;
 use crate::report::output;
@@ -15,6 +15,12 @@ pub const REPORT_FILE: &str = "report.html";
 const PICTURE_FILE: &str = "loss.png";
 
 pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
+    let is_written = plan.compare_losses.is_none();
+    for format in plan.formats.iter().filter(|_| is_written) {
+        if let Some(path) = path(&plan, *format) {
+            check_output("--output", &path)?;
+        }
+    }
     let runs = read(&plan.runs).map_err(|error| {
         Error::failed(error.to_string())
             .with_hint("name output directories, trainer_state.json files or logs of a Trainer")
@@ -43,11 +49,6 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
         };
         match path(&plan, *format) {
             Some(path) => {
-                let dir = path.parent().unwrap_or(Path::new(""));
-                if !dir.as_os_str().is_empty() && !dir.is_dir() {
-                    let problem = format!("--output: {} is not a directory here", dir.display());
-                    return Err(Error::failed(problem).with_hint("make it, or name another file"));
-                }
                 let written = write(&path, &text);
                 written.map_err(|error| error.with_hint("--output FILE writes it elsewhere"))?;
                 eprintln!("written: {}", path.display());
@@ -76,6 +77,7 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
     };
     match (&plan.output, &plan.formats[..]) {
         // As it was named. A point that no ending follows is part of a name (`lr=0.1`).
+        (Some(path), _) if is_device(path) => Some(path.clone()),
         (Some(path), [_]) if path.extension().is_some() => Some(path.clone()),
         (Some(path), _) if !is_ending(path) => {
             let mut name = path.clone().into_os_string();
@@ -89,7 +91,7 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    atomic::write_bytes(path, bytes).map_err(failed("writing the report"))
+    write_named_bytes(path, bytes).map_err(failed("writing the report"))
 }
 
 /// Writes the report of one run into its directory, and prints the run in a few lines.

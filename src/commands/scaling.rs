@@ -4,7 +4,8 @@
 
 mod child;
 
-use super::{Error, Outcome};
+use super::{Error, Outcome, check_output};
+use crate::checkpoint::named::write_named_bytes;
 use crate::config::{Axis, ScaledRun, ScalingPlan, into_directory};
 use crate::engine::failed;
 use crate::report::scaling::{Exchange, Point, Scaling};
@@ -25,10 +26,10 @@ struct Measured {
 }
 
 pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
-    for path in [&plan.plot, &plan.html].into_iter().flatten() {
-        // Now, rather than when everything has been measured.
-        std::fs::write(path, "")
-            .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
+    for (flag, path) in [("--plot", &plan.plot), ("--html", &plan.html)] {
+        if let Some(path) = path {
+            check_output(flag, path)?;
+        }
     }
     let points = match points(&plan) {
         Ok(points) => points,
@@ -53,8 +54,7 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
     let drawn = plan.plot.as_ref().map(|path| (path, scaling.svg()));
     let page = plan.html.as_ref().map(|path| (path, scaling.html()));
     for (path, text) in drawn.into_iter().chain(page) {
-        std::fs::write(path, text)
-            .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
+        write_named_bytes(path, text.as_bytes()).map_err(failed("saving the measurements"))?;
         eprintln!("written: {}", path.display());
     }
     Ok(Outcome::Done)

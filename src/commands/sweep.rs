@@ -6,6 +6,7 @@
 use super::report::REPORT_FILE;
 use super::{Error, Outcome};
 use crate::checkpoint::atomic;
+use crate::checkpoint::named::write_named_bytes;
 use crate::config::{SweepPlan, SweptRun};
 use crate::engine::failed;
 use crate::launch::own_process;
@@ -217,7 +218,7 @@ fn report(plan: &SweepPlan, done: &Done) -> Result<(), Error> {
     print!("{}", table.render());
     let path = plan.output_dir.join(REPORT_FILE);
     let text = page::html(&report);
-    atomic::write_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
+    write_named_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
     eprintln!("report in {}", path.display());
     Ok(())
 }

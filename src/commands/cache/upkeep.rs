@@ -6,7 +6,7 @@ use crate::cache::{
     CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
     is_for_running, is_stale,
 };
-use crate::commands::Error;
+use crate::commands::{Error, announce, check_output};
 use crate::config::{Device, DevicePlan, PruneRules};
 use crate::engine::device::open_device;
 use crate::engine::failed;
@@ -206,6 +206,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
 }
 
 pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) -> Result<(), Error> {
+    check_output("--file", file)?;
     let entries = all(store)?;
     let chosen = chosen(&entries, ids, store)?;
     // Damaged entries are not passed on, but a named one must not be left out in silence.
@@ -229,14 +230,15 @@ pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) ->
     } else {
         archive::export(store, &good, file)
     };
-    let written = written.map_err(|e| Error::because(format!("writing {}", file.display()), e))?;
-    let what = if modules_only { "lowered" } else { "stored" };
-    println!(
-        "wrote {} {what} graphs to {}, {}",
+    let written = written.map_err(failed("exporting the graphs"))?;
+    let line = format!(
+        "wrote {} {} graphs to {}, {}",
         written.graphs,
+        if modules_only { "lowered" } else { "stored" },
         file.display(),
         bytes(written.bytes)
     );
+    announce(file, &line);
     Ok(())
 }
 

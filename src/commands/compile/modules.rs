@@ -3,6 +3,7 @@
 //! (`--export`).
 
 use crate::cache::emit;
+use crate::checkpoint::named::write_named_bytes;
 use crate::commands::{Error, Outcome};
 use crate::config::{Device, RunPlan};
 use crate::engine::{Run, failed};
@@ -134,10 +135,13 @@ fn export_all(
 ) -> Result<(), Error> {
     let write = |path: &Path, bytes: &[u8]| {
         let folder = path.parent().unwrap_or(dir);
-        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes));
-        written.map_err(|error| {
-            Error::because(format!("--export: cannot write {}", path.display()), error)
-        })
+        std::fs::create_dir_all(folder).map_err(|error| {
+            Error::because(
+                format!("--export: cannot create {}", folder.display()),
+                error,
+            )
+        })?;
+        write_named_bytes(path, bytes).map_err(failed("--export"))
     };
     let mut commands = Vec::new();
     for Emitted { name, module } in emitted {
