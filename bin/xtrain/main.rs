@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
 use xtrain::report::terminal::{Tone, folded, paint, take_colors};
-use xtrain::report::{panics, printable::printable};
+use xtrain::report::{output, panics, printable::printable};
 
 fn main() -> ExitCode {
     panics::install_hook(|bug| {
@@ -42,7 +42,7 @@ fn invoke() -> Result<u8, Error> {
         Invocation::Run { command, notes } => {
             for note in notes {
                 let head = paint(&std::io::stderr(), Tone::Warning, "note:");
-                let _ = writeln!(std::io::stderr(), "{head} {note}");
+                output::complain(format_args!("{head} {note}\n"));
             }
             commands::run(command).map(|outcome| outcome.exit_code())
         }
@@ -50,7 +50,7 @@ fn invoke() -> Result<u8, Error> {
 }
 
 fn complain(message: &str, hint: Option<&str>) {
-    let mut stderr = std::io::stderr();
+    let stderr = std::io::stderr();
     let (error, then) = (
         paint(&stderr, Tone::Bad, "error:"),
         paint(&stderr, Tone::Hint, "hint:"),
@@ -62,5 +62,5 @@ fn complain(message: &str, hint: Option<&str>) {
             folded(&printable(hint), "hint: ".len())
         ));
     }
-    let _ = stderr.write_all(text.as_bytes());
+    output::complain(format_args!("{text}"));
 }

@@ -4,6 +4,7 @@ use super::{Error, Outcome};
 use crate::config::{GeneratePlan, PromptSource};
 use crate::data::chat_template::Message;
 use crate::engine::{Generator, failed};
+use crate::report::output;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
 pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
@@ -41,9 +42,11 @@ fn continue_all(plan: &GeneratePlan, prompts: &[&str]) -> Result<(), Error> {
     for (number, text) in texts.iter().enumerate() {
         let (prompt, sequence) = (number / sequences + 1, number % sequences + 1);
         match sequences {
-            1 => println!("--- prompt {prompt}\n{text}"),
-            _ => println!("--- prompt {prompt}, continuation {sequence}\n{text}"),
+            1 => println!("--- prompt {prompt}"),
+            _ => println!("--- prompt {prompt}, continuation {sequence}"),
         }
+        output::write(text.as_bytes());
+        println!();
     }
     Ok(())
 }
@@ -95,7 +98,7 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
 
 /// Prints a piece at once.
 fn show(piece: &str) {
-    print!("{piece}");
+    output::write(piece.as_bytes());
     // Who does not read any more has ended the program.
     let _ = io::stdout().flush();
 }

@@ -2,6 +2,7 @@
 
 use super::{Error, Result};
 use crate::distributed::job::{Cause, Ended};
+use crate::report::terminal;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -146,7 +147,7 @@ fn how(status: ExitStatus, last_error: String) -> Ended {
 fn forward(
     rank: usize,
     from: impl Read + Send + 'static,
-    mut to: impl Write + Send + 'static,
+    mut to: impl Write + IsTerminal + Send + 'static,
     last_error: Arc<Mutex<String>>,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
@@ -164,6 +165,7 @@ fn forward(
                     .unwrap_or_else(|poisoned| poisoned.into_inner()) = error.to_string();
             }
             // Nobody may be reading any more; the run continues.
+            let text = terminal::forwarded(text, terminal::has_colors(&to));
             let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
             line.clear();
         }

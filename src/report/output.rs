@@ -1,27 +1,39 @@
 //! Standard output and standard error that may be gone or full. What the crate prints passes through
-//! here: its `println!`, `print!`, `eprintln!` and `eprint!` (defined in `lib.rs`) do not panic. A line of
-//! progress that nobody can read must not end a training run; a command whose result was lost must not
+//! here: its `println!`, `print!`, `eprintln!` and `eprint!` (defined in `lib.rs`) do not panic, and let
+//! nothing through that a terminal would obey but the colours of `terminal::paint`: names, paths, labels
+//! and servers' answers are others' words. A line of progress that nobody can read must not end a training run; a command whose result was lost must not
 //! end well, so the first error on standard output is kept until [`lost`] is asked for it.
 
+use super::printable::visible;
+use super::terminal;
 use std::fmt::Arguments;
-use std::io::{Error, Write, stderr, stdout};
+use std::io::{Error, IsTerminal, Write, stderr, stdout};
 use std::sync::OnceLock;
 
 static LOST: OnceLock<Error> = OnceLock::new();
 
 /// Prints on standard output, or remembers why it cannot.
 pub fn print(text: Arguments) {
-    keep(stdout().write_fmt(text));
+    keep(send(stdout(), text));
 }
 
-/// The same of bytes.
+/// A result: byte for byte where a file or a program gets it, and as a line is where a terminal does.
 pub fn write(bytes: &[u8]) {
-    keep(stdout().write_all(bytes));
+    let out = stdout();
+    keep(match std::str::from_utf8(bytes) {
+        Ok(text) if out.is_terminal() => { &out }.write_all(visible(text).as_bytes()),
+        _ => { &out }.write_all(bytes),
+    });
 }
 
 /// Prints on standard error, if it can.
 pub fn complain(text: Arguments) {
-    let _ = stderr().write_fmt(text);
+    let _ = send(stderr(), text);
+}
+
+fn send(mut stream: impl Write + IsTerminal, text: Arguments) -> std::io::Result<()> {
+    let colors = terminal::has_colors(&stream);
+    stream.write_all(terminal::shown(&text.to_string(), colors).as_bytes())
 }
 
 /// Why something that was printed did not arrive; `None` where everything did.

@@ -3,6 +3,7 @@
 //! the plain lines go to standard error; what `print` is given is a result and goes to standard
 //! output.
 
+use super::printable::one_line;
 use super::terminal;
 use super::units::duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -50,7 +51,7 @@ pub fn bar(what: impl Into<String>, total: u64, position: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(&template);
     let style = style.expect("templates are constants that tests draw");
     bar.set_style(style.progress_chars("=> "));
-    bar.set_prefix(what.into());
+    bar.set_prefix(one_line(&what.into()).into_owned());
     bar
 }
 
@@ -58,7 +59,7 @@ pub fn bar(what: impl Into<String>, total: u64, position: &str) -> ProgressBar {
 pub fn show(text: &str) -> bool {
     let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(bar) = &*shown {
-        bar.set_message(text.to_string());
+        bar.set_message(one_line(text).into_owned());
     }
     shown.is_some()
 }
@@ -135,7 +136,7 @@ impl Progress {
         let left = self.total.saturating_sub(self.done.load(Ordering::Relaxed));
         let left = unit.mul_f64(left as f64);
         self.bar
-            .set_message(format!("{text}  {} left", clock(left)));
+            .set_message(format!("{}  {} left", one_line(text), clock(left)));
     }
 
     /// Prints a line on standard output, above the bar.

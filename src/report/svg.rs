@@ -1,11 +1,13 @@
 //! Drawings as SVG, by hand: rectangles, lines and text. Colours are CSS, so that a page can have
 //! them follow its theme; the drawing of a file of its own names them.
 
+use super::printable::visible;
 use std::fmt::{Display, Write};
 
 /// Text that stands for itself in SVG and HTML.
 pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
+    visible(text)
+        .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")

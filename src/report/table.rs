@@ -1,5 +1,6 @@
 //! Aligned text tables: the plan that `--dry_run` prints, results, lists.
 
+use super::printable::one_line;
 use std::fmt::Display;
 
 enum Row {
@@ -36,14 +37,17 @@ impl Table {
 
     /// A line of its own above the rows that follow, which are indented.
     pub fn heading(&mut self, text: impl Into<String>) -> &mut Table {
-        self.rows.push(Row::Heading(text.into()));
+        let text = one_line(&text.into()).into_owned();
+        self.rows.push(Row::Heading(text));
         self
     }
 
-    /// A row; missing cells are empty, surplus ones are aligned left.
+    /// A row; missing cells are empty, surplus ones are aligned left. Others' text is one line in its
+    /// cell, as wide as it is shown.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Table {
+        let cell = |cell: T| one_line(&cell.into()).into_owned();
         self.rows
-            .push(Row::Cells(cells.into_iter().map(Into::into).collect()));
+            .push(Row::Cells(cells.into_iter().map(cell).collect()));
         self
     }
 
@@ -106,6 +110,13 @@ mod tests {
             table.render(),
             "Batch\n  examples      8\n  tokens    1,024  per microbatch\nGröße\n  ä\n"
         );
+    }
+
+    #[test]
+    fn what_others_wrote_stays_in_its_cell() {
+        let mut table = Table::pairs();
+        table.pair("a\n\x1b[2J", "b").pair("c", "d");
+        assert_eq!(table.render(), "a\\n\\u001b[2J  b\nc            d\n");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a terminal can show: its width, and colours where they are wanted (`--color`, NO_COLOR).
 
+use super::printable::visible;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -14,6 +15,7 @@ pub enum Colors {
 
 /// What a word is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Tone {
     /// An error, a failed check.
     Bad,
@@ -61,19 +63,65 @@ pub fn has_colors(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
-/// The text in its tone's colour, if what goes to `stream` has colours.
+/// What begins each tone on a terminal, in the order of [`Tone`].
+const CODES: [&str; 5] = ["\x1b[1;31m", "\x1b[33m", "\x1b[36m", "\x1b[32m", "\x1b[1m"];
+const PLAIN: &str = "\x1b[0m";
+/// Of the characters that Unicode keeps free for programs' own use, those that stand for the tones
+/// until a text is printed, and the one that ends a tone. An escape sequence in a text is another's.
+const MARKS: u32 = 0xfdd0;
+const END: char = '\u{fddf}';
+
+fn mark(tone: usize) -> char {
+    char::from_u32(MARKS + tone as u32).expect("it is a character")
+}
+
+/// The text in its tone's colour, if what goes to `stream` has colours. It has them once it passes
+/// through [`shown`], as everything does that is printed.
 pub fn paint(stream: &impl IsTerminal, tone: Tone, text: &str) -> String {
     if !has_colors(stream) {
         return text.to_string();
     }
-    let code = match tone {
-        Tone::Bad => "1;31",
-        Tone::Warning => "33",
-        Tone::Hint => "36",
-        Tone::Good => "32",
-        Tone::Heading => "1",
-    };
-    format!("\x1b[{code}m{text}\x1b[0m")
+    format!("{}{text}{END}", mark(tone as usize))
+}
+
+/// The text as a terminal gets it: painted if it has `colors`, and nothing else in it that a terminal
+/// would obey.
+pub fn shown(text: &str, colors: bool) -> String {
+    if !colors {
+        return visible(text).into_owned();
+    }
+    let tone = |c: char| (0..CODES.len()).find(|tone| mark(*tone) == c);
+    let mut shown = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let mut is_painted = false;
+        let mut rest = line.trim_end_matches('\n');
+        while let Some(at) = rest.find(|c| c == END || tone(c).is_some()) {
+            shown.push_str(&visible(&rest[..at]));
+            let mark = rest[at..].chars().next().unwrap_or(END);
+            shown.push_str(tone(mark).map_or(PLAIN, |tone| CODES[tone]));
+            is_painted = mark != END;
+            rest = &rest[at + mark.len_utf8()..];
+        }
+        shown.push_str(&visible(rest));
+        // Marks in others' text reach no further than their line.
+        if is_painted {
+            shown.push_str(PLAIN);
+        }
+        if line.ends_with('\n') {
+            shown.push('\n');
+        }
+    }
+    shown
+}
+
+/// The text of another process of ours as a terminal gets it: of what it would obey, our colours stay
+/// where `colors` are wanted.
+pub fn forwarded(text: &str, colors: bool) -> String {
+    let marks = CODES.iter().enumerate().fold(
+        text.replace(PLAIN, &END.to_string()),
+        |text, (tone, code)| text.replace(code, &mark(tone).to_string()),
+    );
+    shown(if colors { &marks } else { text }, colors)
 }
 
 /// Columns of the terminal that standard output is, or else standard error; `None` if neither is
@@ -134,6 +182,25 @@ mod tests {
         assert_eq!(fold("one\ntwo three", 0, 9), "one\ntwo three");
     }
 
+    #[test]
+    fn only_our_colors_reach_a_terminal() {
+        let painted = format!("a {}b{END}\n", mark(Tone::Good as usize));
+        assert_eq!(shown(&painted, true), "a \x1b[32mb\x1b[0m\n");
+        let foreign = "\x1b[31mred\x1b]0;title\x07\r";
+        for colors in [false, true] {
+            assert_eq!(shown(foreign, colors), "\\u001b[31mred\\u001b]0;title\\u0007\\r");
+        }
+        // A mark in others' text.
+        let foreign = format!("{}all\nthe rest", mark(0));
+        assert_eq!(shown(&foreign, true), "\x1b[1;31mall\x1b[0m\nthe rest");
+        assert_eq!(shown(&foreign, false), "\\ufdd0all\nthe rest");
+        assert_eq!(
+            forwarded("\x1b[36mhint:\x1b[0m \x1b[2J", true),
+            "\x1b[36mhint:\x1b[0m \\u001b[2J"
+        );
+        assert!(!forwarded("\x1b[36mhint:\x1b[0m", false).contains('\x1b'));
+    }
+
     /// One test, since the choice is the process's.
     #[test]
     fn colors_are_where_they_are_wanted() {
@@ -143,7 +210,10 @@ mod tests {
         take_colors(words("xtrain launch -- train --color always"));
         assert!(!has_colors(&file));
         take_colors(words("xtrain doctor --color always"));
-        assert_eq!(paint(&file, Tone::Bad, "x"), "\x1b[1;31mx\x1b[0m");
+        assert_eq!(
+            shown(&paint(&file, Tone::Bad, "x"), has_colors(&file)),
+            "\x1b[1;31mx\x1b[0m"
+        );
         take_colors(words("xtrain doctor --color=never"));
         assert!(!has_colors(&file));
         set_colors(Colors::Auto);

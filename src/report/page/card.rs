@@ -2,6 +2,7 @@
 //! writes there, of what the run logged.
 
 use crate::report::runs::numbers::{Numbers, is_metric};
+use crate::report::printable::markdown;
 use crate::report::runs::{Point, Run};
 use std::fmt::Write;
 
@@ -57,16 +58,20 @@ pub fn card(run: &Run, name: &str, pipeline_tag: &str) -> String {
     }
     let _ = write!(
         text,
-        "---\n\n{MARK}, and the next push makes it again. To write your own, remove this comment. -->\n\n# {name}\n\n"
+        "---\n\n{MARK}, and the next push makes it again. To write your own, remove this comment. -->\n\n# {}\n\n",
+        markdown(name)
     );
     let origin = match base {
-        Some(base) => format!("[{base}](https://huggingface.co/{base}), trained further"),
+        Some(base) if is_plain(base) => {
+            format!("[{base}](https://huggingface.co/{base}), trained further")
+        }
+        Some(base) => format!("{}, trained further", markdown(base)),
         None if setting("model_name_or_path").is_some() => "A model, trained further".into(),
         None => "A model, trained from its initialization".into(),
     };
     let data = match (dataset, setting("task_name")) {
-        (_, Some(task)) => format!(" on {task}"),
-        (Some(dataset), None) => format!(" on {dataset}"),
+        (_, Some(task)) => format!(" on {}", markdown(task)),
+        (Some(dataset), None) => format!(" on {}", markdown(dataset)),
         (None, None) => String::new(),
     };
     let parameters = run.facts().map_or(0, |facts| facts.parameters);
@@ -78,7 +83,7 @@ pub fn card(run: &Run, name: &str, pipeline_tag: &str) -> String {
     if !results.is_empty() {
         text.push_str("\nOn the evaluation set:\n\n");
         for (name, value) in &results {
-            let _ = writeln!(text, "- {}: {value:.4}", words(name));
+            let _ = writeln!(text, "- {}: {value:.4}", markdown(&words(name)));
         }
     }
     for heading in [
@@ -90,24 +95,29 @@ pub fn card(run: &Run, name: &str, pipeline_tag: &str) -> String {
     }
     text.push_str("\n## Training procedure\n\n### Hyperparameters\n\n");
     for (name, value) in hyperparameters(run) {
-        let _ = writeln!(text, "- {name}: {value}");
+        let _ = writeln!(text, "- {name}: {}", markdown(&value));
     }
     text.push_str(&evaluations(run));
     let versions = run.facts().into_iter().flat_map(|facts| &facts.versions);
     text.push_str("\n### Versions\n\n");
     for (name, version) in versions {
-        let _ = writeln!(text, "- {name} {version}");
+        let _ = writeln!(text, "- {} {}", markdown(name), markdown(version));
     }
     text
 }
 
+/// Whether a word has nothing in it that YAML, Markdown or an address reads otherwise.
+fn is_plain(word: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    word.chars().all(is_plain)
+}
+
 /// A word as YAML has it: in quotes where it could mean something else.
 fn yaml(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
     let begins_well = word.starts_with(|c: char| c.is_ascii_alphabetic());
     let is_other = ["true", "false", "null", "yes", "no", "on", "off"]
         .contains(&word.to_ascii_lowercase().as_str());
-    if begins_well && word.chars().all(is_plain) && !is_other {
+    if begins_well && is_plain(word) && !is_other {
         word.to_string()
     } else {
         serde_json::Value::from(word).to_string()
@@ -193,7 +203,8 @@ fn evaluations(run: &Run) -> String {
     let mut text =
         String::from("\n### Results\n\n| Training Loss | Epoch | Step | Validation Loss");
     for key in &others {
-        let _ = write!(text, " | {}", words(key.trim_start_matches("eval_")));
+        let name = words(key.trim_start_matches("eval_"));
+        let _ = write!(text, " | {}", markdown(&name));
     }
     let columns = "---:|".repeat(4 + others.len());
     let _ = write!(text, " |\n|{columns}\n");

@@ -2,11 +2,12 @@
 
 use super::report::Report;
 use super::tables::{Section, sections};
+use crate::report::printable;
 use std::fmt::Write;
 
 /// The page as Markdown.
 pub fn markdown(report: &Report) -> String {
-    let mut text = format!("# {}\n", report.title());
+    let mut text = format!("# {}\n", printable::markdown(&report.title()));
     for section in sections(report) {
         let Section {
             title,
@@ -16,9 +17,9 @@ pub fn markdown(report: &Report) -> String {
         } = section;
         let _ = write!(text, "\n## {title}\n\n");
         if !rows.is_empty() {
-            let cell = |cell: &String| cell.replace('|', "\\|").replace('\n', " ");
             let line = |cells: &[String]| {
-                let cells: Vec<String> = cells.iter().map(cell).collect();
+                let cells = cells.iter().map(|cell| printable::markdown(cell));
+                let cells: Vec<String> = cells.collect();
                 format!("| {} |\n", cells.join(" | "))
             };
             text.push_str(&line(&header));
@@ -26,7 +27,7 @@ pub fn markdown(report: &Report) -> String {
             rows.iter().for_each(|row| text.push_str(&line(row)));
         }
         for note in notes {
-            let _ = write!(text, "\n{note}\n");
+            let _ = write!(text, "\n{}\n", printable::markdown(&note));
         }
     }
     text

@@ -3,6 +3,7 @@
 
 use super::devices::DeviceUse;
 use super::snapshot::{Rank, Snapshot, State};
+use crate::report::printable::one_line;
 use crate::report::units::{bytes, count, duration, exact};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -51,7 +52,7 @@ impl Snapshot {
                     "{} (process {} on {})",
                     state_word(self.state),
                     self.pid,
-                    self.device
+                    one_line(&self.device)
                 ),
             ),
             (
@@ -130,7 +131,7 @@ impl Snapshot {
         let cells = |rank: &Rank| {
             [
                 rank.rank.to_string(),
-                rank.host.clone(),
+                one_line(&rank.host).into_owned(),
                 rank.pid.to_string(),
                 exact(rank.step),
                 state_word(rank.state).to_string(),
@@ -156,7 +157,7 @@ impl Snapshot {
         let size = |n: Option<u64>| n.map_or("-".to_string(), bytes);
         let known = |device: &DeviceUse| {
             [
-                device.name.clone(),
+                one_line(&device.name).into_owned(),
                 device
                     .utilization
                     .map_or("-".to_string(), |percent| format!("{percent:.0}%")),
@@ -185,6 +186,11 @@ impl Snapshot {
     }
 }
 
+/// The run's directory as a title.
+fn directory(snapshot: &Snapshot) -> String {
+    one_line(&snapshot.output_dir.display().to_string()).into_owned()
+}
+
 /// Draws one run on the whole frame, or several beside each other; on a narrow screen one below
 /// the other.
 pub fn draw(frame: &mut Frame, snapshots: &[Snapshot]) {
@@ -209,7 +215,7 @@ pub fn draw(frame: &mut Frame, snapshots: &[Snapshot]) {
 
 /// A run as one of several: its bar, what matters most, and its curves.
 fn draw_beside_others(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
-    let block = Block::bordered().title(snapshot.output_dir.display().to_string());
+    let block = Block::bordered().title(directory(snapshot));
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [progress, rest] =
@@ -286,7 +292,7 @@ fn draw_run(frame: &mut Frame, snapshot: &Snapshot) {
     .areas(frame.area());
     let name = Line::from(vec![
         "xtrain top  ".bold(),
-        snapshot.output_dir.display().to_string().into(),
+        directory(snapshot).into(),
         "  (q ends)".dim(),
     ]);
     frame.render_widget(name, title);
@@ -326,7 +332,7 @@ fn draw_run(frame: &mut Frame, snapshot: &Snapshot) {
         .iter()
         .rev()
         .take(EVENTS.into())
-        .map(|event| Line::from(event.as_str()));
+        .map(|event| Line::from(one_line(event)));
     frame.render_widget(
         Paragraph::new(latest.collect::<Vec<_>>())
             .block(Block::bordered().title("graphs, newest first")),
@@ -452,6 +458,25 @@ mod tests {
             "7.000",
         ] {
             assert!(text.contains(part), "`{part}` is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_others_wrote_moves_nothing() {
+        let evil = "\u{1b}[2J\u{9b}31m\u{202e}x\n";
+        let mut snapshot = launched();
+        snapshot.output_dir = evil.into();
+        snapshot.device = evil.into();
+        snapshot.ranks[0].host = evil.into();
+        snapshot.graphs.events = vec![evil.into()];
+        snapshot.hardware = vec![DeviceUse {
+            name: evil.into(),
+            ..Default::default()
+        }];
+        for text in [screen(110, 40, &snapshot), screens(110, 40, &[snapshot.clone(), snapshot])] {
+            assert!(text.contains("\\u001b[2J\\u009b31m"), "{text}");
+            let mut lines = text.lines();
+            assert!(lines.all(|line| !line.contains(['\u{1b}', '\u{9b}', '\u{202e}'])));
         }
     }
 

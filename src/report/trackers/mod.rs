@@ -7,6 +7,7 @@ mod tensorboard;
 pub use mlflow::Mlflow;
 pub use tensorboard::TensorBoard;
 
+use super::printable::quotable;
 use super::progress::say;
 use super::records::Record;
 use serde_json::{Map, Value};
@@ -99,8 +100,9 @@ impl Trackers {
             Ok(()) => true,
             Err(error) => {
                 let name = tracker.name();
+                let reason = quotable(&error.to_string());
                 say(&format!(
-                    "warning: the run is not reported to {name} any more: {error}"
+                    "warning: the run is not reported to {name} any more: {reason}"
                 ));
                 false
             }
