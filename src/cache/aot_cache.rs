@@ -272,7 +272,11 @@ impl AotCache {
         let id = header.key.id();
         match store.insert(header, parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
-            Ok(()) => drop(store.evict(self.settings.max_bytes, &id)),
+            Ok(()) => {
+                if let Err(error) = store.evict(self.settings.max_bytes, &id) {
+                    eprintln!("warning: the cache stays larger than its limit: {error}");
+                }
+            }
             Err(error) => eprintln!(
                 "warning: compiled graphs are not kept: {}",
                 error.naming("--cache_dir")

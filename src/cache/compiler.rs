@@ -275,7 +275,11 @@ impl Compiler {
         );
         match store.insert(header, &parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
-            Ok(()) => drop(store.evict(self.settings.max_bytes, &key.id())),
+            Ok(()) => {
+                if let Err(error) = store.evict(self.settings.max_bytes, &key.id()) {
+                    self.warn(format!("the cache stays larger than its limit: {error}"));
+                }
+            }
             Err(error) => self.warn(format!(
                 "compiled graphs are not kept: {}",
                 error.naming("--cache_dir")

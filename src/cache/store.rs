@@ -48,6 +48,11 @@ fn seconds(time: io::Result<SystemTime>) -> u64 {
         .map_or(0, |d| d.as_secs())
 }
 
+/// An error of the system's with the path that it is about.
+fn named(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
 /// Nothing is there: not the file, or not even a directory for it. Whether one can be made shows
 /// when something is stored.
 fn is_absent(error: &io::Error) -> bool {
@@ -160,10 +165,9 @@ impl Store {
     /// Removes an entry; whoever is reading it reads on.
     pub fn remove(&self, id: &str) -> io::Result<()> {
         fs::remove_file(self.path(id))?;
-        match fs::remove_file(self.uses_path(id)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        // Without its entry it counts nothing.
+        let _ = fs::remove_file(self.uses_path(id));
+        Ok(())
     }
 
     fn scan(&self) -> io::Result<Vec<Found>> {
@@ -217,22 +221,33 @@ impl Store {
 
     /// Removes the least recently used entries until the rest fits; the one named stays. Returns
     /// what went.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, or if too much stays because an entry cannot be removed.
     pub fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>> {
         let mut found = self.scan()?;
         let mut total: u64 = found.iter().map(|f| f.bytes).sum();
         found.sort_by(|a, b| (a.last_used, &a.id).cmp(&(b.last_used, &b.id)));
-        let mut gone = Vec::new();
+        let (mut gone, mut stays) = (Vec::new(), None);
         for entry in found.into_iter().filter(|f| f.id != keep) {
             if total <= max_bytes {
-                break;
+                return Ok(gone);
             }
-            // Another process may have removed it first, which is as good.
-            if self.remove(&entry.id).is_ok() {
-                gone.push(entry.id);
+            match self.remove(&entry.id) {
+                Ok(()) => gone.push(entry.id),
+                // Another process has removed it first, which is as good.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    stays.get_or_insert(named(&self.path(&entry.id), error));
+                    continue;
+                }
             }
             total -= entry.bytes;
         }
-        Ok(gone)
+        match stays.filter(|_| total > max_bytes) {
+            Some(error) => Err(error),
+            None => Ok(gone),
+        }
     }
 }
 
@@ -240,6 +255,7 @@ impl Store {
 mod tests {
     use super::super::entry::tests::header;
     use super::*;
+    use std::fs::File;
 
     const PARTS: [(Content, &[u8]); 2] = [
         (Content::Graph, b"graph"),
@@ -294,6 +310,35 @@ mod tests {
         let left = store.list().unwrap();
         assert_eq!(left.len(), 1);
         assert!(left[0].header.is_ok() && left[0].id == ids[1]);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_frees_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let ids: Vec<String> = ["a", "b", "c", "d"]
+            .map(|phase| stored(&store, phase))
+            .into();
+        let one = fs::metadata(store.path(&ids[0])).unwrap().len();
+        // No removal of a file removes a directory, whoever asks for it.
+        fs::remove_file(store.path(&ids[0])).unwrap();
+        fs::create_dir(store.path(&ids[0])).unwrap();
+        let stuck = fs::metadata(store.path(&ids[0])).unwrap().len();
+        for (age, id) in ids.iter().enumerate().skip(1) {
+            set_time(store.path(id), 1000 + age as u64);
+        }
+        let touched = File::open(store.path(&ids[0])).unwrap();
+        touched
+            .set_modified(UNIX_EPOCH + Duration::from_secs(1000))
+            .unwrap();
+        // The others make the room.
+        assert_eq!(
+            store.evict(2 * one + stuck, &ids[3]).unwrap(),
+            [ids[1].clone()]
+        );
+        let error = store.evict(one, &ids[3]).unwrap_err();
+        assert!(error.to_string().contains(&ids[0]), "{error}");
+        assert!(!store.path(&ids[2]).exists());
     }
 
     #[test]

@@ -156,6 +156,7 @@ impl DirWriter {
     pub fn begin(target: &Path) -> Result<DirWriter> {
         let above = parent(target);
         fs::create_dir_all(above).map_err(Error::io("create", above))?;
+        check_place(target)?;
         let (temporary, lock) = dir_beside(target).map_err(Error::io("create", target))?;
         Ok(DirWriter {
             target: target.to_path_buf(),
@@ -177,10 +178,22 @@ impl DirWriter {
     /// Syncs every file and directory written, then takes the target's place.
     pub fn commit(self) -> Result<()> {
         sync_tree(self.path())?;
+        check_place(&self.target)?;
         replace(self.path(), &self.target).map_err(Error::io("rename into place", &self.target))?;
         sync_dir(parent(&self.target))?;
         // The previous version, if there was one, has the temporary name now.
         remove(self.temporary).map_err(Error::io("remove the previous", &self.target))
+    }
+}
+
+/// Refuses the place of a file, which is somebody else's. A link is no loss: what it leads to stays.
+fn check_place(target: &Path) -> Result<()> {
+    match fs::symlink_metadata(target) {
+        Ok(found) if !found.is_dir() && !found.is_symlink() => {
+            let error = io::Error::from(io::ErrorKind::NotADirectory);
+            Err(Error::io("replace", target)(error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -190,16 +203,16 @@ fn replace(new: &Path, target: &Path) -> io::Result<()> {
     if renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
     }
-    if !target.exists() {
+    if fs::symlink_metadata(target).is_err() {
         return fs::rename(new, target);
     }
     swap_by_renames(new, target)
 }
 
 fn swap_by_renames(new: &Path, target: &Path) -> io::Result<()> {
-    // Locked, so that no cleaner puts it back between the renames.
-    let handle = File::open(target)?;
-    let _ = handle.try_lock();
+    // Locked, so that no cleaner puts it back between the renames. A link may lead nowhere.
+    let handle = File::open(target).ok();
+    let _ = handle.as_ref().map(File::try_lock);
     let old = Builder::new()
         .prefix(&prefix(OLD, target))
         .disable_cleanup(true)
@@ -367,6 +380,38 @@ mod tests {
         }
         drop(DirWriter::begin(&target).unwrap());
         assert_eq!(names(&dir.path().join("deep")), ["checkpoint-1"]);
+    }
+
+    #[test]
+    fn a_file_is_not_replaced_by_a_directory_and_a_link_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("checkpoint-5");
+        let writer = DirWriter::begin(&target).unwrap();
+        // It comes while the checkpoint is written.
+        fs::write(&target, "mine").unwrap();
+        for error in [
+            writer.commit().unwrap_err(),
+            DirWriter::begin(&target).unwrap_err(),
+        ] {
+            assert!(error.to_string().starts_with("cannot replace "), "{error}");
+        }
+        assert_eq!(fs::read(&target).unwrap(), b"mine");
+        fs::remove_file(&target).unwrap();
+        fs::create_dir(dir.path().join("elsewhere")).unwrap();
+        for to in ["nowhere", "elsewhere"] {
+            std::os::unix::fs::symlink(to, &target).unwrap();
+            DirWriter::begin(&target).unwrap().commit().unwrap();
+            assert!(!target.is_symlink() && target.is_dir(), "{to}");
+            fs::remove_dir(&target).unwrap();
+            std::os::unix::fs::symlink(to, &target).unwrap();
+            let new = dir.path().join("new");
+            fs::create_dir(&new).unwrap();
+            swap_by_renames(&new, &target).unwrap();
+            assert!(!target.is_symlink() && new.is_symlink(), "{to}");
+            fs::remove_file(&new).unwrap();
+            fs::remove_dir(&target).unwrap();
+        }
+        assert_eq!(names(dir.path()), ["elsewhere"]);
     }
 
     #[test]

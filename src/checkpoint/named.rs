@@ -291,7 +291,10 @@ mod tests {
     fn what_cannot_be_written_is_known_before() {
         let dir = tempfile::tempdir().unwrap();
         let message = |path: &Path| check_named(path).unwrap_err().to_string();
-        assert!(message(dir.path()).contains("Is a directory") || message(dir.path()).contains("is a directory"));
+        assert!(
+            message(dir.path()).contains("Is a directory")
+                || message(dir.path()).contains("is a directory")
+        );
         let missing = message(&dir.path().join("none/x"));
         assert!(missing.contains("there is no directory"), "{missing}");
         fs::write(dir.path().join("file"), "").unwrap();

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
-    let record = run.evaluate()?.record(None);
+    let record = run.evaluate()?.record(None, None);
     if *run.plan.train.flags.json {
         println!("{}", Value::Object(record.results()));
     } else {

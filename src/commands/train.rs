@@ -8,6 +8,7 @@ use crate::engine::device::create_output_dir;
 use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
+use crate::report::records::Record;
 use crate::report::telemetry::{self, TELEMETRY_FILE};
 use crate::report::terminal::folded;
 use crate::trainer::interrupt::Interrupt;
@@ -136,6 +137,9 @@ fn after_training(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcom
 /// Evaluates the weights on the device and writes the results, unless a signal asks for the end:
 /// half a set's loss is no result.
 fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+    if let Some(record) = run.last_evaluation() {
+        return save_evaluation(run, record);
+    }
     let received = || interrupt.and_then(Interrupt::received);
     let evaluation = run.evaluate_until(&|| received().is_some())?;
     if let Some(signal) = received() {
@@ -148,6 +152,10 @@ fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
         return Ok(Outcome::Interrupted { signal });
     }
     let record = run.log_evaluation(&evaluation)?;
+    save_evaluation(run, &record)
+}
+
+fn save_evaluation(run: &Run, record: &Record) -> Result<Outcome, Error> {
     if ProcessGroup::this_writes() {
         let dir = &run.plan.train.output_dir;
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;

@@ -6,13 +6,19 @@ use std::path::PathBuf;
 
 /// A directory with `model/` (a classifier, as far as its configuration tells), `tokenizer.json`,
 /// `train.txt` and `valid.txt`, tables `train.csv` and `valid.csv`, `empty/`, `old/` (the output of an
-/// earlier run) and `old_without/` (files of something else).
+/// earlier run), `old_without/` (files of something else) and `blocked/` (a file where a checkpoint belongs).
 pub struct Fixture(tempfile::TempDir);
 
 impl Fixture {
     pub fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["model", "old/checkpoint-10", "empty", "old_without"] {
+        for name in [
+            "model",
+            "old/checkpoint-10",
+            "empty",
+            "old_without",
+            "blocked",
+        ] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let fixture = Fixture(dir);
@@ -25,6 +31,7 @@ impl Fixture {
             "old/config.json",
             "old/checkpoint-10/training_state.json",
             "old_without/notes",
+            "blocked/checkpoint-5",
         ] {
             fixture.write(name, "{}");
         }

@@ -35,6 +35,12 @@ impl Run {
         )
     }
 
+    /// What the training that has ended logged of the weights as they are, if it evaluated them at its
+    /// last step.
+    pub fn last_evaluation(&self) -> Option<&Record> {
+        self.evaluated.as_ref()
+    }
+
     /// Prints and keeps what an evaluation found: after a training in that one's log and trackers,
     /// at its last step.
     ///
@@ -42,11 +48,11 @@ impl Run {
     /// If the log cannot be written.
     pub fn log_evaluation(&mut self, evaluation: &Evaluation) -> Result<Record, Error> {
         if let Some(TrainedLog { log, progress }) = &mut self.trained {
-            let record = evaluation.record(Some(progress));
+            let record = evaluation.record(Some(progress), log.tokens_seen);
             log.record(&record);
             return Ok(record);
         }
-        let record = evaluation.record(None);
+        let record = evaluation.record(None, None);
         let steps = self.length()?.map_or(0, |(length, _)| length.max_steps);
         let text = self
             .plan

@@ -16,6 +16,7 @@ use crate::data::{Set, Tokenizer};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
 use crate::report::progress::say;
+use crate::report::records::Record;
 use crate::report::trackers::RunEnd;
 use crate::tasks::Split;
 use crate::trainer::ahead::RunShapes;
@@ -54,6 +55,8 @@ pub struct Run {
     pub session: Session,
     /// The log of a training that has ended, for an evaluation of its weights.
     pub(super) trained: Option<TrainedLog>,
+    /// The evaluation that it ended with.
+    pub(super) evaluated: Option<Record>,
     /// Held by the process that writes to the output directory.
     _output_lock: Option<Lock>,
 }
@@ -180,6 +183,7 @@ impl Run {
             test,
             session,
             trained: None,
+            evaluated: None,
             _output_lock: output_lock,
         };
         let (form, settings) = (run.form(), &run.plan.train);

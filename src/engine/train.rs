@@ -14,6 +14,7 @@ use crate::config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
 use crate::data::{LabelMap, Set};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
+use crate::report::printable::quotable;
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
@@ -30,7 +31,7 @@ use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, WeightStorage};
+use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
 use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -81,6 +82,7 @@ impl Run {
             validation,
             session,
             trained,
+            evaluated,
             ..
         } = self;
         let (settings, model) = (&plan.train, &*loaded.model);
@@ -248,9 +250,15 @@ impl Run {
                 .map_err(failed("waiting for rank 0 to save"))?;
         }
         let _saving = accounting::enter(Part::Saving);
-        if let Some(best) = &state.best {
-            load_best(best, &settings.output_dir, session, model)?;
-        }
+        let loaded = match &state.best {
+            Some(best) => load_best(best, &settings.output_dir, session, model)?,
+            None => None,
+        };
+        let last = progress.step;
+        *evaluated = state
+            .evaluated
+            .take()
+            .filter(|record| record.step() == last && loaded.is_none_or(|step| step == last));
         if ProcessGroup::this_writes() {
             if finish(plan, &saved_model, session, &mut state, finished)? {
                 *trained = Some(TrainedLog {
@@ -370,12 +378,17 @@ fn run_state(
     let style = Style::choose(plan.quiet() || !writes, Style::Silent);
     let bar = Bar::new("training", start.max_steps, style);
     bar.skip_to(start.step);
-    let log = if writes {
+    let mut log = if writes {
         RunLog::open(&settings.output_dir, history, start.step, bar)
             .map_err(failed("opening the log"))?
     } else {
         RunLog::unwritten(history, bar)
     };
+    let totals = resumed
+        .map(|saved| RunningTotals::from_map(&saved.state.accumulators))
+        .unwrap_or_default();
+    let counts = *settings.flags.include_num_input_tokens_seen != TokensSeen::No;
+    log.tokens_seen = counts.then_some(totals.tokens_seen as u64);
     let stale = if resumed.is_none() && writes {
         resume::stale_checkpoints(plan)?
     } else {
@@ -383,9 +396,7 @@ fn run_state(
     };
     Ok(RunState {
         log,
-        totals: resumed
-            .map(|saved| RunningTotals::from_map(&saved.state.accumulators))
-            .unwrap_or_default(),
+        totals,
         best: settings.best.clone().map(|rule| match resumed {
             Some(saved) => Best::resume(rule, &saved.trainer_state),
             None => Best::new(rule),
@@ -398,6 +409,7 @@ fn run_state(
             listener: None,
         },
         plateau: plateau(settings, resumed),
+        evaluated: None,
     })
 }
 
@@ -490,9 +502,10 @@ fn header(
 
 /// The classes, so that a number or a spelling that became one is seen.
 fn labels(map: &LabelMap) -> String {
-    let mut first: Vec<&str> = map.names().iter().take(8).map(String::as_str).collect();
+    let names = map.names().iter().take(8);
+    let mut first: Vec<String> = names.map(|name| quotable(name)).collect();
     if first.len() < map.len() {
-        first.push("...");
+        first.push("...".into());
     }
     format!("labels    {}: {}", map.len(), first.join(", "))
 }
@@ -534,21 +547,29 @@ fn describe_interruption(
     }
 }
 
-/// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.
+/// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for. Returns
+/// the step of what was loaded.
 fn load_best(
     best: &Best,
     output_dir: &Path,
     session: &mut Session,
     model: &dyn Model,
-) -> Result<(), Error> {
+) -> Result<Option<u64>, Error> {
     if !best.rule().load_at_end {
-        return Ok(());
+        return Ok(None);
     }
-    let Some((path, (value, step))) = best.checkpoint(output_dir).zip(best.found()) else {
+    let Some((value, step)) = best.found() else {
         eprintln!(
             "note: no evaluation was made, so there is no best checkpoint to load; these are the last weights"
         );
-        return Ok(());
+        return Ok(None);
+    };
+    let Some(path) = best.checkpoint(output_dir) else {
+        eprintln!(
+            "warning: the best checkpoint, of step {step}, is not in {} any more; these are the last weights",
+            output_dir.display()
+        );
+        return Ok(None);
     };
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
     parameters::load(session, model, &saved.weights)
@@ -558,7 +579,7 @@ fn load_best(
         path.display(),
         best.rule().metric
     );
-    Ok(())
+    Ok(Some(step))
 }
 
 /// What a run that reached its end did.
@@ -612,6 +633,7 @@ fn finish(
         },
         total_flos: totals.total_flops,
         epoch: run.progress.epoch,
+        tokens_seen: state.log.tokens_seen,
         step: run.progress.step,
     });
     state.log.bar().finish();
@@ -635,6 +657,12 @@ fn finish(
     model
         .save(session, dir, run.progress.step, &state.checkpoints)
         .map_err(failed("saving the model"))?;
+    if run.steps > 0 {
+        // What an earlier run measured is not of these weights.
+        for name in ["eval_results.json", "all_results.json"] {
+            remove_if_there(&dir.join(name)).map_err(failed("removing earlier results"))?;
+        }
+    }
     state
         .checkpoints
         .remove_stale()

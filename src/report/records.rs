@@ -3,6 +3,7 @@
 //! that existing log scrapers work; a JSON line in full precision for `log.jsonl`; and an entry of
 //! `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
 
+use super::printable::one_line;
 use super::python_float::{repr, round};
 use super::step_line::StepLine;
 use super::units::count;
@@ -10,6 +11,7 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The name of the JSON-lines file in the output directory.
@@ -101,6 +103,8 @@ pub struct EvalRecord {
     pub steps: u64,
     /// `None` outside training.
     pub epoch: Option<f64>,
+    /// As in [`TrainRecord`].
+    pub tokens_seen: Option<u64>,
     /// The optimizer step after which it was made; 0 outside training.
     pub step: u64,
 }
@@ -118,6 +122,8 @@ pub struct SummaryRecord {
     /// Floating-point operations of the model over the whole run.
     pub total_flos: f64,
     pub epoch: f64,
+    /// As in [`TrainRecord`].
+    pub tokens_seen: Option<u64>,
     /// The last optimizer step.
     pub step: u64,
 }
@@ -149,6 +155,10 @@ fn whole(key: &'static str, value: u64) -> Field {
         whole: true,
         ..exact(key, value as f64)
     }
+}
+
+fn tokens_seen(count: u64) -> Field {
+    whole("num_input_tokens_seen", count)
 }
 
 /// Whether a metric is a count: seqeval's number of entities of a kind.
@@ -200,8 +210,7 @@ impl Record {
                     fields.extend([exact("loss_scale", scaling.loss_scale), skipped]);
                 }
                 fields.push(epoch(r.epoch));
-                let tokens = r.tokens_seen;
-                fields.extend(tokens.map(|tokens| whole("num_input_tokens_seen", tokens)));
+                fields.extend(r.tokens_seen.map(tokens_seen));
                 fields
             }
             Record::Eval(r) => {
@@ -221,15 +230,20 @@ impl Record {
                         .map(|perplexity| exact("perplexity", perplexity)),
                 );
                 fields.extend(r.epoch.map(epoch));
+                fields.extend(r.tokens_seen.map(tokens_seen));
                 fields
             }
-            Record::Summary(r) => vec![
-                rounded("train_runtime", r.runtime, 4),
-                rounded("train_samples_per_second", rate(r.samples, r.runtime), 3),
-                rounded("train_steps_per_second", rate(r.steps, r.runtime), 3),
-                exact("train_loss", r.loss),
-                epoch(r.epoch),
-            ],
+            Record::Summary(r) => {
+                let mut fields = vec![
+                    rounded("train_runtime", r.runtime, 4),
+                    rounded("train_samples_per_second", rate(r.samples, r.runtime), 3),
+                    rounded("train_steps_per_second", rate(r.steps, r.runtime), 3),
+                    exact("train_loss", r.loss),
+                    epoch(r.epoch),
+                ];
+                fields.extend(r.tokens_seen.map(tokens_seen));
+                fields
+            }
         }
     }
 
@@ -252,7 +266,8 @@ impl Record {
             } else {
                 repr(field.printed.map_or(field.value, rounded))
             };
-            format!("'{}': {value}", field.key)
+            // A metric of a label has its name.
+            format!("'{}': {value}", one_line(&field.key))
         };
         format!(
             "{{{}}}",
@@ -276,6 +291,7 @@ impl Record {
                 let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
                 let mut parts = vec![head, format!("loss {:.4}", r.loss)];
                 let named = r.metrics.iter().map(|(name, value)| {
+                    let name = &*one_line(name);
                     if is_number(name) {
                         format!("{name} {value}")
                     } else {
@@ -383,8 +399,22 @@ impl LogFile {
     }
 
     pub fn write(&mut self, record: &Record) -> io::Result<()> {
+        self.write_line(record.json_line())
+    }
+
+    /// Writes an entry of `log_history`.
+    pub fn write_entry(&mut self, entry: &Map<String, Value>) -> io::Result<()> {
+        self.write_line(json!(entry).to_string())
+    }
+
+    fn write_line(&mut self, line: String) -> io::Result<()> {
         // One write call: lines of two processes may alternate but never mix.
-        self.0.write_all((record.json_line() + "\n").as_bytes())
+        self.0.write_all((line + "\n").as_bytes())
+    }
+
+    /// Whether the file has no name any more, so that nobody will read what is written to it.
+    pub fn is_removed(&self) -> bool {
+        self.0.metadata().is_ok_and(|file| file.nlink() == 0)
     }
 }
 
@@ -410,6 +440,7 @@ mod tests {
             samples: 9,
             steps: 3,
             epoch: Some(1.0),
+            tokens_seen: None,
             step: 10,
         })
     }
@@ -420,6 +451,7 @@ mod tests {
         loss: 3.123_456_789,
         total_flos: 1e12,
         epoch: 3.0,
+        tokens_seen: None,
         step: 13,
     });
 
@@ -469,6 +501,18 @@ mod tests {
             ..train
         });
         assert!(record.printed().ends_with("'num_input_tokens_seen': 256}"));
+        let (Record::Eval(mut eval), Record::Summary(mut summary)) = (eval(), SUMMARY) else {
+            unreachable!()
+        };
+        (eval.tokens_seen, summary.tokens_seen) = (Some(512), Some(512));
+        for record in [Record::Eval(eval), Record::Summary(summary)] {
+            let printed = record.printed();
+            assert!(
+                printed.ends_with("'num_input_tokens_seen': 512}"),
+                "{printed}"
+            );
+            assert_eq!(record.results()["num_input_tokens_seen"], json!(512));
+        }
         let kept = record.history_entry()["num_input_tokens_seen"].clone();
         assert_eq!(kept.to_string(), "256");
         assert!(

@@ -188,7 +188,10 @@ mod tests {
         assert_eq!(shown(&painted, true), "a \x1b[32mb\x1b[0m\n");
         let foreign = "\x1b[31mred\x1b]0;title\x07\r";
         for colors in [false, true] {
-            assert_eq!(shown(foreign, colors), "\\u001b[31mred\\u001b]0;title\\u0007\\r");
+            assert_eq!(
+                shown(foreign, colors),
+                "\\u001b[31mred\\u001b]0;title\\u0007\\r"
+            );
         }
         // A mark in others' text.
         let foreign = format!("{}all\nthe rest", mark(0));

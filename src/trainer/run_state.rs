@@ -26,6 +26,8 @@ pub struct RunState {
     pub checkpoints: CheckpointHistory,
     /// The learning rate, where evaluations decide about it.
     pub plateau: Option<Plateau>,
+    /// The last evaluation at a step of this run.
+    pub evaluated: Option<Record>,
 }
 
 /// Everything that was logged, and where it goes.
@@ -39,6 +41,8 @@ pub struct RunLog {
     history: Vec<Map<String, Value>>,
     trackers: Trackers,
     format: LogFormat,
+    /// Input tokens so far, if they are counted: in every record that follows.
+    pub tokens_seen: Option<u64>,
 }
 
 impl RunLog {
@@ -74,6 +78,7 @@ impl RunLog {
             history,
             trackers: Trackers::default(),
             format: LogFormat::Auto,
+            tokens_seen: None,
         })
     }
 
@@ -87,6 +92,7 @@ impl RunLog {
             history,
             trackers: Trackers::default(),
             format: LogFormat::Auto,
+            tokens_seen: None,
         }
     }
 
@@ -116,6 +122,7 @@ impl RunLog {
         let total = self.bar.total();
         let text = self.format.text(record, line, total, terminal::width());
         self.bar.print(&text);
+        self.keep_directory();
         if let Some(file) = &mut self.file
             && let Err(error) = file.write(record)
         {
@@ -128,6 +135,34 @@ impl RunLog {
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
         }
+    }
+
+    /// Makes the output directory again if somebody has removed it, or the log in it: the steps are
+    /// worth more than what is gone, and the model can still be saved.
+    pub fn keep_directory(&mut self) {
+        if !self.file.as_ref().is_some_and(LogFile::is_removed) {
+            return;
+        }
+        let dir = self.path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let (what, gone) = match dir.exists() {
+            true => (&self.path, ""),
+            false => (&dir, ", and its checkpoints are gone"),
+        };
+        let again = std::fs::create_dir_all(&dir).and_then(|()| {
+            let mut file = LogFile::append_in(&dir)?;
+            let mut entries = self.history.iter();
+            entries.try_for_each(|entry| file.write_entry(entry))?;
+            Ok(file)
+        });
+        let end = match &again {
+            Ok(_) => "it is made again, with the log so far".to_string(),
+            Err(error) => format!("it cannot be made again: {error}"),
+        };
+        self.bar.note(&format!(
+            "warning: {} was removed while this run wrote to it{gone}; {end}",
+            what.display()
+        ));
+        self.file = again.ok();
     }
 
     /// Every record so far, as `trainer_state.json` has them.
@@ -232,7 +267,12 @@ pub struct CheckpointHistory {
 impl CheckpointHistory {
     /// What a run that cannot go on can be continued from.
     pub fn sentence(&self) -> String {
-        let kept = self.kept();
+        let kept = match &self.newest {
+            Some(path) if !path.is_dir() => {
+                format!("its last checkpoint, {}, was removed", path.display())
+            }
+            _ => self.kept(),
+        };
         match &self.unsaved {
             Some((path, reason)) => format!("{} was not saved: {reason}; {kept}", path.display()),
             None => kept,

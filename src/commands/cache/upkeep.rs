@@ -13,6 +13,7 @@ use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::{self, Client, Library};
+use std::io::ErrorKind;
 use std::path::Path;
 use xtrain_graphs::Graph;
 
@@ -179,30 +180,53 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
             doomed.push(entry);
         }
     }
+    let (mut gone, mut freed, mut failures) = (0, 0, Vec::new());
     for entry in &doomed {
-        if !rules.dry_run {
-            store.remove(&entry.id).map_err(|e| {
-                Error::because(format!("removing {}", store.path(&entry.id).display()), e)
-            })?;
+        let path = store.path(&entry.id);
+        let removed = if rules.dry_run {
+            Ok(())
+        } else {
+            store.remove(&entry.id)
+        };
+        match removed {
+            // Another process has removed it first.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => {
+                eprintln!("warning: cannot remove {}: {error}", path.display());
+                failures.push(error);
+                continue;
+            }
+            Ok(()) => {}
         }
+        (gone, freed) = (gone + 1, freed + entry.file_bytes);
         let what = entry
             .header
             .as_ref()
             .map_or("unusable".to_string(), |header| header.phase.clone());
         println!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
     }
-    let size = bytes(doomed.iter().map(|entry| entry.file_bytes).sum());
     let verb = if rules.dry_run {
         "would remove"
     } else {
         "removed"
     };
     println!(
-        "{verb} {} of {} stored graphs, {size}",
-        doomed.len(),
-        entries.len()
+        "{verb} {gone} of {} stored graphs, {}",
+        entries.len(),
+        bytes(freed)
     );
-    Ok(())
+    let stuck = failures.len();
+    match failures.pop() {
+        None => Ok(()),
+        Some(error) => Err(Error::because(
+            format!(
+                "{stuck} stored graphs cannot be removed from {}",
+                store.dir().display()
+            ),
+            error,
+        )
+        .with_hint("their files are named above: remove what stands there, or ask their owner")),
+    }
 }
 
 pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) -> Result<(), Error> {

@@ -205,6 +205,7 @@ rules! {
         "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT";
     resume_needs_a_checkpoint for TRAINING in output;
     earlier_runs_are_kept for TRAINING | QUICKSTART in output;
+    nothing_is_in_the_way for TRAINING | QUICKSTART in output;
     comparison_is_a_plan for TRAINING in processes;
     comparison_needs_memory for TRAINING in processes;
     comparison_is_at_one_batch for TRAINING in processes;

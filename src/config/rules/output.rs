@@ -3,14 +3,19 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse};
+use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use crate::checkpoint::lock::RUN_LOCK;
+use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 use crate::config::command::sets::{QUICKSTART, TOP};
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
+use crate::data::tokenizer::TOKENIZER_FILES;
 use crate::distributed::RankInfo;
 use crate::hub;
+use crate::report::records::LOG_FILE;
 use crate::trainer::settings::Resume;
+use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
 
 const ANOTHER: &str =
@@ -225,6 +230,49 @@ fn empty_output(output: &Path, fix: &str) -> Verdict {
     }
 }
 
+/// Files that a run writes when it has ended.
+const WRITTEN: [&str; 9] = [
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX_FILE,
+    TRAINER_STATE_FILE,
+    LOG_FILE,
+    "train_results.json",
+    "eval_results.json",
+    "all_results.json",
+];
+
+/// Whatever has a name that this run will need, it can take the place of.
+pub fn nothing_is_in_the_way(flags: &Flags) -> Verdict {
+    let output = flags.output_dir.as_deref().filter(|_| flags.trains());
+    let entries = output.and_then(|output| std::fs::read_dir(output).ok());
+    let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    for entry in entries.into_iter().flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        let (is_checkpoint, is_dir) = (step(&path).is_some(), path.is_dir());
+        let is_file = WRITTEN.contains(&&*name) || TOKENIZER_FILES.contains(&&*name);
+        let problem = match access(&path, all) {
+            _ if is_checkpoint && !is_dir => "is no directory, and a checkpoint may need its name",
+            Err(_) if is_checkpoint => "may not be written to, and this run may have to replace it",
+            _ if is_file && is_dir => "is a directory, and this run writes a file of that name",
+            _ => continue,
+        };
+        return refuse(
+            format!("--output_dir: {} {problem}", path.display()),
+            "move it away, or name another --output_dir",
+        );
+    }
+    Ok(())
+}
+
+/// The N of a `checkpoint-N`.
+fn step(path: &Path) -> Option<u64> {
+    let number = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?;
+    number.parse().ok()
+}
+
 /// The `checkpoint-N` with the largest N.
 pub fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(output)
@@ -232,13 +280,6 @@ pub fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.is_dir());
-    let step = |path: &Path| {
-        path.file_name()?
-            .to_str()?
-            .strip_prefix("checkpoint-")?
-            .parse::<u64>()
-            .ok()
-    };
     entries
         .filter_map(|path| Some((step(&path)?, path)))
         .max()

@@ -480,6 +480,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "CLM --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10",
         "old_without is not empty",
     ),
+    (
+        "nothing_is_in_the_way",
+        "CLM --output_dir @/blocked --overwrite_output_dir",
+        "blocked/checkpoint-5 is no directory",
+    ),
     ("report_needs_runs", "report", "no run given"),
     (
         "runs_exist",

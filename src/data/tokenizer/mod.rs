@@ -278,6 +278,10 @@ impl Tokenizer {
             }
             files.push((CONFIG.to_string(), hf::to_json_text(&config, 2)));
         }
+        if !files.iter().any(|(name, _)| name == DEFINITION) {
+            // As transformers saves it, beside the older form.
+            files.push((DEFINITION.to_string(), definition.clone()));
+        }
         files.sort();
         let fingerprint = hash::sha256(&definition);
         let model_max_length = limit.map(|limit| limit as usize);
@@ -446,7 +450,7 @@ impl Tokenizer {
     }
 
     /// The files that make up this tokenizer, to be saved beside a model: those it was loaded from,
-    /// byte for byte, and a `tokenizer_config.json` where there was none.
+    /// byte for byte, and a `tokenizer_config.json` and a `tokenizer.json` where there was none.
     pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
     }
@@ -681,6 +685,31 @@ mod tests {
         // Loading what was saved gives the same again, from the directory or from the file.
         for path in [to.path().to_path_buf(), to.path().join(DEFINITION)] {
             assert_eq!(Tokenizer::load(&path).unwrap().files(), loaded.files());
+        }
+    }
+
+    #[test]
+    fn an_older_form_is_saved_with_a_tokenizer_json_of_the_same_ids() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        for (family, names) in [
+            ("albert", &["spiece.model"][..]),
+            ("bert-uncased", &["vocab.txt"]),
+            ("gpt2", &["vocab.json", "merges.txt"]),
+        ] {
+            let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            for name in names {
+                fs::copy(data.join(family).join(name), from.path().join(name)).unwrap();
+            }
+            let loaded = Tokenizer::load(from.path()).unwrap();
+            loaded.save(to.path()).unwrap();
+            for name in names {
+                fs::remove_file(to.path().join(name)).unwrap();
+            }
+            let saved = Tokenizer::load(to.path()).unwrap();
+            assert_eq!(saved.fingerprint(), loaded.fingerprint(), "{family}");
+            let text = "A caf\u{e9}, not two.";
+            assert_eq!(saved.encode(text).unwrap(), loaded.encode(text).unwrap());
+            assert_eq!(saved.pad_id(), loaded.pad_id());
         }
     }
 

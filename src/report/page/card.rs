@@ -1,8 +1,8 @@
 //! The model card of a run, `README.md` of its repository on the Hub: what transformers' Trainer
 //! writes there, of what the run logged.
 
-use crate::report::runs::numbers::{Numbers, is_metric};
 use crate::report::printable::markdown;
+use crate::report::runs::numbers::{Numbers, is_metric};
 use crate::report::runs::{Point, Run};
 use std::fmt::Write;
 

@@ -473,7 +473,10 @@ mod tests {
             name: evil.into(),
             ..Default::default()
         }];
-        for text in [screen(110, 40, &snapshot), screens(110, 40, &[snapshot.clone(), snapshot])] {
+        for text in [
+            screen(110, 40, &snapshot),
+            screens(110, 40, &[snapshot.clone(), snapshot]),
+        ] {
             assert!(text.contains("\\u001b[2J\\u009b31m"), "{text}");
             let mut lines = text.lines();
             assert!(lines.all(|line| !line.contains(['\u{1b}', '\u{9b}', '\u{202e}'])));

@@ -11,14 +11,17 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// Where the id of the run is kept in the output directory, for a run that resumes.
 const RUN_FILE: &str = "mlflow_run.json";
 /// Of one request.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// From the end of a run until what is not sent by then is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Of one request, by the server's rules.
 const LARGEST_BATCH: usize = 100;
 /// Characters of a parameter, by the rules of older servers.
@@ -39,7 +42,13 @@ enum Message {
 /// A run of MLflow.
 pub struct Mlflow {
     sender: Sender<Message>,
-    worker: Option<JoinHandle<io::Result<()>>>,
+    /// How the thread that sends has ended.
+    ended: Receiver<io::Result<()>>,
+    /// Messages that it has not sent yet.
+    unsent: Arc<AtomicUsize>,
+    /// Set when nobody waits for it any more.
+    given_up: Arc<AtomicBool>,
+    patience: Duration,
     /// The last step of each metric that an earlier process logged.
     logged: BTreeMap<String, u64>,
 }
@@ -51,12 +60,29 @@ impl Mlflow {
     /// If the server does not answer or refuses, or the store cannot be written.
     pub fn start(output_dir: &Path, name: &str, run: &RunDescription) -> io::Result<Mlflow> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let experiment = variable("MLFLOW_EXPERIMENT_NAME");
+        let experiment = experiment.as_deref().unwrap_or("Default");
         let store = Store::open(&variable)?;
+        Mlflow::begin(store, output_dir, experiment, name, run)
+    }
+
+    fn begin(
+        store: Store,
+        output_dir: &Path,
+        experiment: &str,
+        name: &str,
+        run: &RunDescription,
+    ) -> io::Result<Mlflow> {
         let memory = output_dir.join(RUN_FILE);
         let resumed = || {
             let text = fs::read_to_string(&memory).ok().filter(|_| run.step > 0)?;
             let value: Value = serde_json::from_str(&text).ok()?;
-            let field = |name: &str| value[name].as_str().map(str::to_string);
+            // They become parts of paths and addresses.
+            let is_id = |id: &&str| {
+                id.chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+            };
+            let field = |name: &str| value[name].as_str().filter(is_id).map(str::to_string);
             Some((field("experiment_id")?, field("run_id")?))
         };
         let ((experiment, id), logged) = match resumed() {
@@ -65,8 +91,7 @@ impl Mlflow {
                 (known, logged)
             }
             None => {
-                let experiment = variable("MLFLOW_EXPERIMENT_NAME");
-                let experiment = store.experiment(experiment.as_deref().unwrap_or("Default"))?;
+                let experiment = store.experiment(experiment)?;
                 let id = store.create(&experiment, name)?;
                 ((experiment, id), BTreeMap::new())
             }
@@ -76,26 +101,40 @@ impl Mlflow {
         if run.step == 0 {
             store.parameters(&experiment, &id, &parameters(run))?;
         }
+        let (unsent, given_up) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (left, is_over) = (unsent.clone(), given_up.clone());
         let (sender, messages) = channel();
         let work = move || {
             for message in messages {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
                 match message {
                     Message::Metrics(time, metrics) => {
                         store.metrics(&experiment, &id, time, &metrics)?;
                     }
                     Message::End(end) => return store.end(&experiment, &id, end),
                 }
+                left.fetch_sub(1, Ordering::Relaxed);
             }
             Ok(())
         };
+        let (report, ended) = channel();
+        std::thread::Builder::new()
+            .name("mlflow".into())
+            .spawn(move || drop(report.send(work())))?;
         Ok(Mlflow {
             sender,
-            worker: Some(std::thread::spawn(work)),
+            ended,
+            unsent,
+            given_up,
+            patience: PATIENCE,
             logged,
         })
     }
 
     fn send(&mut self, message: Message) -> io::Result<()> {
+        self.unsent.fetch_add(1, Ordering::Relaxed);
         match self.sender.send(message) {
             Ok(()) => Ok(()),
             // The thread has ended, by an error.
@@ -103,13 +142,36 @@ impl Mlflow {
         }
     }
 
-    /// Waits for the thread.
+    /// Waits for the thread, as long as a run that has ended should.
     fn outcome(&mut self) -> io::Result<()> {
-        let worker = self.worker.take().map(JoinHandle::join);
-        match worker {
-            Some(Ok(outcome)) => outcome,
-            _ => Err(io::Error::other("the thread that sends has ended")),
+        match self.ended.recv_timeout(self.patience) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(io::Error::other("the thread that sends has ended"))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.given_up.store(true, Ordering::Relaxed);
+                // The last message is how the run ended.
+                let records = self.unsent.load(Ordering::Relaxed).saturating_sub(1);
+                Err(io::Error::other(format!(
+                    "the server is too slow; {} s after the end of the run, {records} records and how it ended were not sent",
+                    self.patience.as_secs()
+                )))
+            }
         }
+    }
+}
+
+/// A name as MLflow takes it and as a file can have it: labels and configurations name what they like.
+fn allowed(name: &str) -> String {
+    let is_allowed = |c: char| c.is_alphanumeric() || "_-. :".contains(c);
+    let name: String = name
+        .chars()
+        .map(|c| if is_allowed(c) { c } else { '_' })
+        .collect();
+    match name.trim_matches('.') {
+        "" => format!("_{name}"),
+        _ => name,
     }
 }
 
@@ -122,7 +184,9 @@ impl Tracker for Mlflow {
         let step = record.step();
         // A resumed run makes steps again, to the same numbers; MLflow forgets nothing.
         let is_new = |key: &String| self.logged.get(key).is_none_or(|last| *last < step);
-        let metrics = record.scalars().into_iter().filter(|(key, _)| is_new(key));
+        let named = record.scalars().into_iter();
+        let named = named.map(|(key, value)| (allowed(&key), value));
+        let metrics = named.filter(|(key, _)| is_new(key));
         let metrics = metrics.map(|(key, value)| Metric { key, value, step });
         let metrics: Vec<Metric> = metrics.collect();
         self.send(Message::Metrics(milliseconds(), metrics))
@@ -143,7 +207,7 @@ fn parameters(run: &RunDescription) -> Vec<(String, String)> {
         other => other.to_string(),
     };
     all.into_iter()
-        .map(|(name, value)| (name, text(value)))
+        .map(|(name, value)| (allowed(&name), text(value)))
         .filter(|(_, value)| value.len() <= LONGEST_PARAMETER)
         .collect()
 }
@@ -437,4 +501,129 @@ fn address(path: &Path) -> String {
 fn field(value: &Value, name: &str) -> io::Result<String> {
     let text = value.as_str().map(str::to_string);
     text.ok_or_else(|| io::Error::other(format!("the server's answer has no {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::records::{EvalRecord, SummaryRecord};
+    use serde_json::Map;
+    use std::io::{BufRead, BufReader, Read};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    fn description(model: Map<String, Value>) -> RunDescription {
+        RunDescription {
+            settings: BTreeMap::new(),
+            model,
+            step: 0,
+        }
+    }
+
+    /// Answers requests until `most` have come; the others wait for ever.
+    fn answer(mut stream: TcpStream, most: usize) {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        for _ in 0..most {
+            let mut length = 0;
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                    return;
+                }
+                let line = line.trim().to_ascii_lowercase();
+                if let Some(value) = line.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                if line.is_empty() {
+                    break;
+                }
+            }
+            reader.read_exact(&mut vec![0; length]).unwrap();
+            let text =
+                json!({"experiment": {"experiment_id": "7"}, "run": {"info": {"run_id": "r"}}});
+            let text = text.to_string();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len());
+            stream.write_all((head + &text).as_bytes()).unwrap();
+        }
+        let _ = reader.read_to_end(&mut Vec::new());
+    }
+
+    #[test]
+    fn a_slow_server_does_not_hold_the_end_of_a_run() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!("http://{}", listener.local_addr().unwrap());
+        // The experiment, the run, its parameters and one record.
+        std::thread::spawn(move || answer(listener.accept().unwrap().0, 4));
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&|name| (name == "MLFLOW_TRACKING_URI").then(|| uri.clone()));
+        let model = [("n_layer".to_string(), json!(2))].into_iter().collect();
+        let run = description(model);
+        let mut mlflow = Mlflow::begin(store.unwrap(), dir.path(), "Default", "x", &run).unwrap();
+        assert_eq!(mlflow.patience, PATIENCE);
+        mlflow.patience = Duration::from_millis(300);
+        for step in 1..=3 {
+            mlflow
+                .record(&Record::Summary(SummaryRecord {
+                    runtime: 1.0,
+                    samples: 1,
+                    steps: 1,
+                    loss: 1.0,
+                    total_flos: 1.0,
+                    epoch: 1.0,
+                    tokens_seen: None,
+                    step,
+                }))
+                .unwrap();
+        }
+        let began = Instant::now();
+        let error = mlflow.end(RunEnd::Finished).unwrap_err().to_string();
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(
+            error.contains("2 records and how it ended were not sent"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_of_others_are_no_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::Files(dir.path().join("mlruns"));
+        let outside = dir.path().join("outside");
+        let names = [
+            outside.display().to_string(),
+            "../../../../outside".into(),
+            "..".into(),
+        ];
+        let model = names
+            .iter()
+            .map(|name| (name.clone(), json!("evil")))
+            .collect();
+        let mut mlflow =
+            Mlflow::begin(store, dir.path(), "Default", "x", &description(model)).unwrap();
+        mlflow
+            .record(&Record::Eval(EvalRecord {
+                loss: 1.0,
+                metrics: vec![
+                    ("a/../../../../outside".into(), 1.0),
+                    ("PER_f1".into(), 0.5),
+                ],
+                perplexity: None,
+                runtime: 1.0,
+                samples: 1,
+                steps: 1,
+                epoch: None,
+                tokens_seen: None,
+                step: 1,
+            }))
+            .unwrap();
+        mlflow.end(RunEnd::Finished).unwrap();
+        assert!(!outside.exists());
+        let experiment = dir.path().join("mlruns/0");
+        let mut runs = fs::read_dir(&experiment).unwrap().flatten();
+        let run = runs.find(|entry| entry.path().is_dir()).unwrap().path();
+        assert!(run.join("metrics/eval_PER_f1").is_file());
+        assert!(run.join("metrics/eval_a_.._.._.._.._outside").is_file());
+        assert!(run.join("params/.._.._.._.._outside").is_file());
+        assert!(run.join("params/_..").is_file());
+    }
 }

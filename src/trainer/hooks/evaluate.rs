@@ -28,8 +28,9 @@ pub struct EvaluateHook<'a> {
 }
 
 impl Evaluation {
-    /// The record to log; `progress` is `None` outside training.
-    pub fn record(&self, progress: Option<&Progress>) -> Record {
+    /// The record to log; `progress` is `None` outside training, and `tokens_seen` where tokens are not
+    /// counted.
+    pub fn record(&self, progress: Option<&Progress>, tokens_seen: Option<u64>) -> Record {
         Record::Eval(EvalRecord {
             loss: self.loss,
             metrics: self.metrics.clone(),
@@ -38,6 +39,7 @@ impl Evaluation {
             samples: self.examples as u64,
             steps: self.batches as u64,
             epoch: progress.map(|p| p.epoch),
+            tokens_seen,
             step: progress.map_or(0, |p| p.step),
         })
     }
@@ -53,8 +55,10 @@ impl EvaluateHook<'_> {
             &mut *(self.batches)()?,
             (self.metrics)(),
         )?;
-        let record = evaluation.record(Some(&context.progress));
-        context.run.log.record(&record);
+        let log = &mut context.run.log;
+        let record = evaluation.record(Some(&context.progress), log.tokens_seen);
+        log.record(&record);
+        context.run.evaluated = Some(record);
         Ok(evaluation)
     }
 }

@@ -92,6 +92,9 @@ impl Hook for LogHook {
             TokensSeen::All => report.work.padded_tokens as f64,
             TokensSeen::NonPadding => report.work.tokens as f64,
         };
+        if self.tokens_seen != TokensSeen::No {
+            log.tokens_seen = Some(totals.tokens_seen as u64);
+        }
         totals.total_tokens += report.work.tokens as f64;
         self.pace(&report.work);
         if log.bar().is_drawn() {
@@ -117,7 +120,7 @@ impl Hook for LogHook {
                 skipped_steps: totals.skipped_steps as u64,
             }),
             epoch: report.progress.epoch,
-            tokens_seen: (self.tokens_seen != TokensSeen::No).then_some(totals.tokens_seen as u64),
+            tokens_seen: log.tokens_seen,
             step: report.progress.step,
         });
         log.record_step(&record, Some(&line));

@@ -606,6 +606,7 @@ impl Hook for SaveHook<'_> {
             }
             return Ok(control);
         }
+        run.log.keep_directory();
         let unwritten = self.unwritten(progress, *batches, run);
         if in_background {
             self.background = Some(self.start_saving(unwritten, session, run)?);
