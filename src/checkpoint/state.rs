@@ -27,6 +27,7 @@ use super::optimizer::{
 use super::pace::Pace;
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
+use crate::report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
 const FORMAT_VERSION: u64 = 1;
@@ -108,7 +109,7 @@ pub struct Checkpoint {
 }
 
 pub fn checkpoint_dir(output_dir: &Path, step: u64) -> PathBuf {
-    output_dir.join(format!("checkpoint-{step}"))
+    output_dir.join(format!("{CHECKPOINT_PREFIX}{step}"))
 }
 
 /// Writes `output_dir/checkpoint-N`, N being the global step. On any error, disk full included,
@@ -285,25 +286,12 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
 /// `output_dir` has none. Being complete is not being undamaged: [`load_checkpoint`] checks that, and
 /// a damaged newest checkpoint is an error to report, not a reason to quietly take an older one.
 pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let entries = match fs::read_dir(output_dir) {
-        Ok(entries) => entries,
+    let mut found = match numbered_checkpoints(output_dir) {
+        Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io("read", output_dir)(error)),
     };
-    let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(Error::io("read", output_dir))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let step = name
-            .strip_prefix("checkpoint-")
-            .and_then(|step| step.parse::<u64>().ok());
-        if let Some(step) = step
-            && path.join(TRAINING_STATE_FILE).is_file()
-        {
-            found.push((step, path));
-        }
-    }
-    found.sort();
+    found.retain(|(_, path)| path.join(TRAINING_STATE_FILE).is_file());
     Ok(found)
 }
 

@@ -11,6 +11,7 @@ use crate::config::{SweepPlan, SweptRun};
 use crate::engine::failed;
 use crate::launch::own_process;
 use crate::report::page::{self, Report};
+use crate::report::runs::checkpoints::newest_checkpoint;
 use crate::report::runs::read;
 use crate::report::table::Table;
 use crate::report::units::duration;
@@ -145,15 +146,10 @@ fn log_path(dir: &Path, name: &str) -> PathBuf {
 /// Starts a run, from its last checkpoint if it has one.
 fn start<'a>(dir: &Path, run: &'a SweptRun, is_other: bool) -> Result<Running<'a>, Error> {
     let own = dir.join(&run.name);
-    let checkpoints = || fs::read_dir(&own).into_iter().flatten().flatten();
-    let is_checkpoint = |entry: fs::DirEntry| {
-        let name = entry.file_name();
-        name.to_string_lossy().starts_with("checkpoint-")
-    };
     let mut words = run.words.clone();
     words.push(format!("--output_dir={}", own.display()));
     words.push("--disable_tqdm=true".into());
-    if !is_other && checkpoints().any(is_checkpoint) {
+    if !is_other && newest_checkpoint(&own, |_| true).is_some() {
         words.push("--resume_from_checkpoint=true".into());
     } else {
         words.push("--overwrite_output_dir=true".into());

@@ -14,6 +14,7 @@ use crate::config::{HubStrategy, PushPlan};
 use crate::hub::{self, Addition, Repository};
 use crate::report::page;
 use crate::report::progress::say;
+use crate::report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step};
 use crate::report::runs::read;
 use crate::report::units;
 use crate::trainer::Result as TrainerResult;
@@ -215,7 +216,7 @@ impl Checkpoints {
         let name = checkpoint.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         let message = if self.by_steps {
-            let step = name.trim_start_matches("checkpoint-");
+            let step = checkpoint_step(checkpoint).unwrap_or_default();
             format!("Training in progress, step {step}")
         } else {
             let state = read_object(&checkpoint.join(TRAINER_STATE_FILE)).unwrap_or_default();
@@ -266,7 +267,7 @@ impl Checkpoints {
 fn finished_files(output_dir: &Path) -> BTreeMap<String, PathBuf> {
     let is_made_anew = |name: &str| name == CARD_FILE && is_generated(&output_dir.join(name));
     files_below(output_dir, &|name| {
-        !name.starts_with('_') && !name.starts_with("checkpoint-") && !is_made_anew(name)
+        !name.starts_with('_') && !name.starts_with(CHECKPOINT_PREFIX) && !is_made_anew(name)
     })
 }
 

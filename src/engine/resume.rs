@@ -9,6 +9,7 @@ use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::report::progress::say;
+use crate::report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
 use crate::trainer;
 use crate::trainer::hooks::DTYPE_KEYS;
 use crate::trainer::run_loop::{Progress, RunLength};
@@ -133,7 +134,7 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
             let own = latest(&settings.output_dir)?;
             let other = without_training_state(&settings.output_dir);
             match (own, other) {
-                (Some(own), Some(other)) if step_of(&other) > step_of(&own) => {
+                (Some(own), Some(other)) if checkpoint_step(&other) > checkpoint_step(&own) => {
                     let (own, other) = (own.display(), other.display());
                     Err(Error::failed(format!(
                         "{other} holds no training state, such as that of another trainer, and the resumed run would replace it"
@@ -163,21 +164,12 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     }
 }
 
-/// N of a `checkpoint-N`.
-fn step_of(dir: &Path) -> Option<u64> {
-    let name = dir.file_name()?.to_str()?;
-    name.strip_prefix("checkpoint-")?.parse().ok()
-}
-
 /// The newest checkpoint that only its name and its model show to be one, as transformers' Trainer
 /// saves it.
 fn without_training_state(output_dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(output_dir).ok()?.flatten();
-    entries
-        .map(|entry| entry.path())
-        .filter(|path| step_of(path).is_some())
-        .filter(|path| path.join(CONFIG_FILE).is_file() && !path.join(TRAINING_STATE_FILE).exists())
-        .max_by_key(|path| step_of(path))
+    newest_checkpoint(output_dir, |path| {
+        path.join(CONFIG_FILE).is_file() && !path.join(TRAINING_STATE_FILE).exists()
+    })
 }
 
 /// After a restart, the newest checkpoint that the job itself has saved, if there is one.

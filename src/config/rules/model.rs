@@ -1,7 +1,6 @@
 //! Where the model and the tokenizer come from.
 
 use super::data::neighbour;
-use super::output::newest_checkpoint;
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::checkpoint::{self, Weights};
 use crate::config::choices::suits_task;
@@ -12,6 +11,7 @@ use crate::config::from_hub;
 use crate::config::nearest::nearest;
 use crate::config::sources;
 use crate::data::Tokenizer;
+use crate::report::runs::checkpoints::newest_checkpoint;
 use std::path::Path;
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
 
@@ -92,7 +92,7 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
             },
         );
     }
-    let fix = match newest_checkpoint(directory) {
+    let fix = match newest_checkpoint(directory, |_| true) {
         // The usual case: a run that was stopped before its end.
         Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
         None => {

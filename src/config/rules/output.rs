@@ -14,6 +14,7 @@ use crate::data::tokenizer::TOKENIZER_FILES;
 use crate::distributed::RankInfo;
 use crate::hub;
 use crate::report::records::LOG_FILE;
+use crate::report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
 use crate::trainer::settings::Resume;
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
@@ -144,7 +145,7 @@ pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
         Resume::No => return Ok(()),
         Resume::Latest => {
             let output = flags.output_dir.as_deref().unwrap_or(Path::new(""));
-            if newest_checkpoint(output).is_some() {
+            if newest_checkpoint(output, |_| true).is_some() {
                 return Ok(());
             }
             let fix = "leave the flag out to start from the beginning, or name a checkpoint-N directory after it";
@@ -155,7 +156,7 @@ pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
             (path.as_path(), "is not a directory", fix.to_string())
         }
         Resume::From(path) if !path.join("training_state.json").is_file() => {
-            let fix = match newest_checkpoint(path) {
+            let fix = match newest_checkpoint(path, |_| true) {
                 Some(newest) => format!("its newest checkpoint is {}", newest.display()),
                 None => "to start anew from its weights, give it as --model_name_or_path".into(),
             };
@@ -198,7 +199,7 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
                 "to resume from another directory's checkpoint, name an empty --output_dir, or add --overwrite_output_dir to replace its files",
             )
         }
-        Resume::No if newest_checkpoint(output).is_some() => empty_output(
+        Resume::No if newest_checkpoint(output, |_| true).is_some() => empty_output(
             output,
             "add --resume_from_checkpoint to resume from its newest checkpoint, --overwrite_output_dir to replace its files, or name another directory",
         ),
@@ -251,7 +252,7 @@ pub fn nothing_is_in_the_way(flags: &Flags) -> Verdict {
     for entry in entries.into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let name = name.to_string_lossy();
-        let (is_checkpoint, is_dir) = (step(&path).is_some(), path.is_dir());
+        let (is_checkpoint, is_dir) = (checkpoint_step(&path).is_some(), path.is_dir());
         let is_file = WRITTEN.contains(&&*name) || TOKENIZER_FILES.contains(&&*name);
         let problem = match access(&path, all) {
             _ if is_checkpoint && !is_dir => "is no directory, and a checkpoint may need its name",
@@ -265,23 +266,4 @@ pub fn nothing_is_in_the_way(flags: &Flags) -> Verdict {
         );
     }
     Ok(())
-}
-
-/// The N of a `checkpoint-N`.
-fn step(path: &Path) -> Option<u64> {
-    let number = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?;
-    number.parse().ok()
-}
-
-/// The `checkpoint-N` with the largest N.
-pub fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(output)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir());
-    entries
-        .filter_map(|path| Some((step(&path)?, path)))
-        .max()
-        .map(|(_, path)| path)
 }

@@ -2,8 +2,10 @@
 //! transformers' `trainer_state.json`, and logs that hold the Trainer's dictionaries.
 //!
 //! Reading order: this file (what a run is), `read` (where it is read from), `directory`, `log`
-//! (with `dictionary`), `numbers` (what follows from it), `losses` (two runs step by step).
+//! (with `dictionary`), `numbers` (what follows from it), `losses` (two runs step by step); `checkpoints`
+//! (names of checkpoint directories).
 
+pub mod checkpoints;
 mod dictionary;
 mod directory;
 mod log;

@@ -1,5 +1,6 @@
 //! Finds out what a path is, and reads it.
 
+use super::checkpoints::newest_checkpoint;
 use super::{Run, directory, log};
 use crate::report::records::LOG_FILE;
 use crate::report::telemetry::TELEMETRY_FILE;
@@ -48,7 +49,7 @@ pub fn runs_in(path: &Path) -> Vec<PathBuf> {
 /// Whether a directory is the output of a run.
 fn is_run(dir: &Path) -> bool {
     let own = [LOG_FILE, TELEMETRY_FILE, TRAINER_STATE];
-    own.iter().any(|name| dir.join(name).is_file()) || newest_checkpoint(dir).is_some()
+    own.iter().any(|name| dir.join(name).is_file()) || newest_with_state(dir).is_some()
 }
 
 /// Reads runs, and gives each a name of its own.
@@ -114,7 +115,7 @@ fn in_directory(dir: &Path) -> Result<Run, Error> {
     let found = if own.is_file() {
         Some(own)
     } else {
-        newest_checkpoint(dir).map(|checkpoint| checkpoint.join(TRAINER_STATE))
+        newest_with_state(dir).map(|checkpoint| checkpoint.join(TRAINER_STATE))
     };
     let path = found.ok_or_else(|| Error::NoRun { path: dir.into() })?;
     let mut run = state(&path, &text(&path)?)?;
@@ -123,15 +124,8 @@ fn in_directory(dir: &Path) -> Result<Run, Error> {
 }
 
 /// The `checkpoint-N` with the largest N that has a state.
-fn newest_checkpoint(dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).ok()?.flatten();
-    let numbered = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let number: u64 = name.strip_prefix("checkpoint-")?.parse().ok()?;
-        let has_state = entry.path().join(TRAINER_STATE).is_file();
-        has_state.then(|| (number, entry.path()))
-    });
-    numbered.max().map(|(_, path)| path)
+fn newest_with_state(dir: &Path) -> Option<PathBuf> {
+    newest_checkpoint(dir, |path| path.join(TRAINER_STATE).is_file())
 }
 
 fn state(path: &Path, text: &str) -> Result<Run, Error> {
