@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::checks::listed;
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
 
@@ -84,13 +85,7 @@ fn choose(
     configurations: &BTreeMap<String, Splits>,
     wanted: Option<&str>,
 ) -> Result<Option<Splits>> {
-    let found = || {
-        configurations
-            .keys()
-            .cloned()
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let found = || listed(configurations.keys().map(String::as_str));
     let name = || name.to_string();
     match (wanted, configurations.len()) {
         (_, 0) => Ok(None),

@@ -16,6 +16,19 @@ pub enum Error {
     )]
     BadName { name: String },
 
+    #[error("{revision:?} is no branch, tag or commit (--model_revision)")]
+    BadRevision { revision: String },
+
+    #[error(
+        "HF_ENDPOINT is {endpoint:?}, and no address of a Hub: {reason}; give one such as https://HOST, or unset it"
+    )]
+    BadEndpoint { endpoint: String, reason: String },
+
+    #[error(
+        "the token for the Hub has characters that no token has; copy it again (HF_TOKEN, --token or --hub_token)"
+    )]
+    BadToken,
+
     #[error(
         "the Hub ({endpoint}) has no {what} {name} at revision {revision}; check the spelling, or give a path on this machine"
     )]
@@ -78,7 +91,7 @@ pub enum Error {
         seconds: f64,
     },
 
-    #[error("the Hub ({endpoint}) answered {status} for {name}; try again later")]
+    #[error("the Hub ({endpoint}) answered with status {status} for {name}{}", later(*status))]
     Status {
         endpoint: String,
         name: String,
@@ -86,7 +99,8 @@ pub enum Error {
     },
 
     #[error(
-        "the Hub ({endpoint}) sent an answer for {name} that xtrain does not understand: {reason}"
+        "the Hub ({endpoint}) sent an answer for {name} that xtrain does not take: {reason}. A proxy or mirror may have changed it; check \
+         HF_ENDPOINT"
     )]
     Answer {
         endpoint: String,
@@ -102,6 +116,26 @@ pub enum Error {
         file: String,
         got: u64,
         size: u64,
+        reason: String,
+    },
+
+    #[error(
+        "{file} of {name} has {size} bytes, and the disk has room for {free} in {}; make room, or set HF_HUB_CACHE to a directory on \
+         another disk",
+        dir.display()
+    )]
+    NoRoom {
+        name: String,
+        file: String,
+        size: u64,
+        free: u64,
+        dir: PathBuf,
+    },
+
+    #[error("{file} of {name} does not say which files have the weights: {reason}")]
+    BadIndex {
+        name: String,
+        file: String,
         reason: String,
     },
 
@@ -205,6 +239,14 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
+}
+
+/// What to do about a status that may pass.
+fn later(status: u16) -> &'static str {
+    match status {
+        408 | 429 | 500.. => "; try again later",
+        _ => "",
+    }
 }
 
 impl Error {

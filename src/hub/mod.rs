@@ -1,21 +1,25 @@
 //! The Hugging Face Hub: names of models, tokenizers and data sets to local files.
 //!
-//! Reading order: `settings` (where the Hub and its cache are), `fetch` (one file: cached, or
-//! downloaded and checked), `model` and `dataset` (which files a name stands for), `push` (commits).
-//! Downloads and the cache's layout are the hf-hub crate's, so that Python programs and this one
-//! share what they downloaded.
+//! Reading order: `settings` (where the Hub and its cache are), `checks` (what a server sends is
+//! not what it should be), `client` (requests, redirects, the token), `download` (one file into the
+//! cache), `fetch` (one repository at one commit), `model` and `dataset` (which files a name stands
+//! for), `push` (commits). Names and the cache's layout are the hf-hub crate's, so that Python
+//! programs and this one share what they downloaded. The transfer is not: hf-hub takes paths, sizes
+//! and the host that gets the token from a server's answers.
 
+mod checks;
+mod client;
 mod dataset;
+mod download;
 mod error;
 mod fetch;
 mod model;
-mod patience;
 mod push;
 mod settings;
 
+pub use checks::is_name;
 pub use dataset::DatasetFiles;
 pub use error::{Error, Result};
-pub use fetch::is_name;
 pub use fetch::{Hub, Kind, Snapshot};
 pub use push::{Addition, Repository, is_new_name};
 pub use settings::HubSettings;

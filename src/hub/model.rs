@@ -1,7 +1,13 @@
 //! Models and tokenizers by name: which files of a repository make one up.
 
+use std::collections::BTreeSet;
+use std::fmt::Formatter;
 use std::path::PathBuf;
 
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::checks::{listed, shown};
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
 use crate::data::tokenizer::TOKENIZER_FILES;
@@ -10,6 +16,9 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TORCH_WEIGHTS: &str = "pytorch_model.bin";
 const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// Bytes of an index: ten times those of the largest models.
+const LONGEST_INDEX: u64 = 128 << 20;
 
 impl Hub {
     /// A directory with a model's `config.json`, its weights and, where the repository has them,
@@ -32,16 +41,10 @@ impl Hub {
                     .iter()
                     .any(|end| file.ends_with(end))
             };
-            let found: Vec<&str> = snapshot
-                .files()
-                .iter()
-                .filter(weights)
-                .map(String::as_str)
-                .collect();
-            let found = if found.is_empty() {
-                "no weights at all".to_string()
-            } else {
-                found.join(", ")
+            let found: Vec<&String> = snapshot.files().iter().filter(weights).collect();
+            let found = match found.len() {
+                0 => "no weights at all".to_string(),
+                _ => listed(found.into_iter().map(String::as_str)),
             };
             return Err(Error::NoSafetensors {
                 name: name.to_string(),
@@ -83,23 +86,52 @@ fn fetch_present(snapshot: &Snapshot<'_>, files: &[&str]) -> Result<usize> {
 /// Fetches the shards that an index names.
 fn fetch_shards(snapshot: &Snapshot<'_>, index: &str) -> Result<()> {
     let path = snapshot.fetch(index)?;
-    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    let broken = |reason: String| Error::Damaged {
+    let broken = |reason: String| Error::BadIndex {
         name: snapshot.name.clone(),
         file: index.to_string(),
         reason,
     };
-    let index: serde_json::Value =
-        serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
-    let map = index["weight_map"]
-        .as_object()
-        .ok_or_else(|| broken("it has no weight_map".to_string()))?;
-    let mut shards: Vec<&str> = map.values().filter_map(|shard| shard.as_str()).collect();
-    shards.sort_unstable();
-    shards.dedup();
+    let size = path.metadata().map_err(Error::io("read", &path))?.len();
+    if size > LONGEST_INDEX {
+        return Err(broken(format!("it has {size} bytes")));
+    }
+    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    let index: Index =
+        serde_json::from_slice(&bytes).map_err(|error| broken(shown(&error.to_string())))?;
     // The name comes from a file: it must not lead anywhere else.
-    shards
-        .into_iter()
+    index
+        .weight_map
+        .0
+        .iter()
         .filter(|shard| snapshot.has(shard))
         .try_for_each(|shard| snapshot.fetch(shard).map(|_| ()))
+}
+
+/// Which file has which tensor, as transformers writes it.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Shards,
+}
+
+/// The files of such a map, each once: there may be millions of tensors.
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Shards, D::Error> {
+        struct Files;
+        impl<'de> Visitor<'de> for Files {
+            type Value = Shards;
+            fn expecting(&self, f: &mut Formatter) -> std::fmt::Result {
+                f.write_str("names of tensors, each with a file")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+                let mut files = BTreeSet::new();
+                while let Some((_, file)) = map.next_entry::<IgnoredAny, String>()? {
+                    files.insert(file);
+                }
+                Ok(Shards(files))
+            }
+        }
+        deserializer.deserialize_map(Files)
+    }
 }

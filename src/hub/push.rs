@@ -2,30 +2,48 @@
 //! file is stored (`preupload`), upload large files by the LFS protocol, in parts where the Hub
 //! wants them, and send the commit as lines of JSON.
 //!
-//! A call that meets a broken connection or a server in trouble is repeated with growing pauses.
-//! The commit is repeated too: at worst the branch has two commits with the same files.
+//! A call that meets a broken connection or a server in trouble is repeated with growing pauses, for
+//! a bounded time. The commit is repeated too: at worst the branch has two commits with the same
+//! files. An address that is none, or an answer that makes no sense, fails at once.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::Sha256;
-use ureq::http::{Request, request};
-use ureq::{Agent, SendBody};
+use ureq::http::Method;
+use url::Url;
 
+use super::checks::{header, is_commit, is_name};
+use super::client::{self, Ask, Client, Failure, Sent};
+use super::download::digest;
 use super::error::{Error, Result};
-use super::fetch::{digest, is_name};
 use super::settings::HubSettings;
 
 /// How often a call is repeated, and the longest pause before that.
 const RETRIES: u32 = 5;
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// The longest pause that a server can ask for.
+const LONGEST_ASKED: Duration = Duration::from_secs(60);
+
+/// How long the head of an answer may take, in terms of the patience: a commit of many files takes
+/// the Hub a while.
+const WAIT: u32 = 10;
+/// After this time, and a second for each so many bytes to send, a call is not repeated.
+const BUDGET: u32 = 25;
+const SLOWEST_UPLOAD: u64 = 64 << 10;
+
+/// Parts of a large file, as S3 has them at most.
+const MOST_PARTS: u64 = 10_000;
+/// Bytes of what a store of objects calls a part.
+const LONGEST_TAG: usize = 256;
 
 /// Files of one question, as huggingface_hub asks.
 const ASKED_AT_ONCE: usize = 256;
@@ -143,16 +161,16 @@ struct Answer {
     reason: String,
     etag: Option<String>,
     body: Value,
-    text: String,
+    bytes: Vec<u8>,
 }
 
 /// A repository that commits go to.
 pub struct Repository {
+    client: Client,
     endpoint: String,
     name: String,
     revision: String,
     token: String,
-    agent: Agent,
     /// Before the first repetition of a call.
     pub(super) pause: Duration,
 }
@@ -180,27 +198,18 @@ impl Repository {
                 name: name.to_string(),
             });
         };
-        // A commit of many files takes the Hub a while.
-        let wait = Some(settings.patience * 10);
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(settings.patience))
-            .timeout_per_read(wait)
-            .timeout_per_write(wait)
-            .user_agent(concat!("xtrain/", env!("CARGO_PKG_VERSION")))
-            .build();
         let mut repository = Repository {
+            client: Client::new(settings)?,
             endpoint: settings.endpoint_url(),
             name: name.to_string(),
             revision: revision.unwrap_or("main").to_string(),
             token,
-            agent: config.new_agent(),
             pause: Duration::from_secs(1),
         };
         repository.make(private)?;
         if revision.is_some() {
-            let url = format!("{}/revision/{}", repository.api(), repository.quoted());
-            repository.accepted(repository.get(&url)?)?;
+            let url = repository.api(&["revision", &repository.revision]);
+            repository.accepted(repository.get(url)?)?;
         }
         Ok(repository)
     }
@@ -215,12 +224,9 @@ impl Repository {
         format!("{}/{}", self.endpoint, self.name)
     }
 
-    fn api(&self) -> String {
-        format!("{}/api/models/{}", self.endpoint, self.name)
-    }
-
-    fn quoted(&self) -> String {
-        url::form_urlencoded::byte_serialize(self.revision.as_bytes()).collect()
+    fn api(&self, more: &[&str]) -> Url {
+        let segments = ["api", "models"].into_iter().chain(self.name.split('/'));
+        self.client.url(segments.chain(more.iter().copied()))
     }
 
     fn make(&mut self, private: Option<bool>) -> Result<()> {
@@ -232,26 +238,26 @@ impl Repository {
         if let Some(private) = private {
             body["visibility"] = if private { "private" } else { "public" }.into();
         }
-        let url = format!("{}/api/repos/create", self.endpoint);
-        let answer = self.post(&url, JSON, body.to_string().as_bytes())?;
+        let url = self.client.url(["api", "repos", "create"]);
+        let answer = self.post(url, JSON, body.to_string().as_bytes())?;
         match answer.status {
             // It exists.
             200..300 | 409 => {}
             // A token may be allowed to write to a repository, and not to make one.
-            401..=403 if self.get(&self.api())?.status == 200 => return Ok(()),
+            401..=403 if self.get(self.api(&[]))?.status == 200 => return Ok(()),
             _ => return self.accepted(answer).map(drop),
         }
-        // Of a name without an organization the answer has the whole one.
+        if organization.is_some() {
+            return Ok(());
+        }
+        // The answer has the whole name, whose account alone is not known here.
         let made = answer.body["url"].as_str().and_then(|url| {
             let mut parts = url.trim_end_matches('/').rsplit('/');
-            let (name, organization) = (parts.next()?, parts.next()?);
-            Some(format!("{organization}/{name}"))
+            let (name, account) = (parts.next()?, parts.next()?);
+            (name == short).then(|| format!("{account}/{name}"))
         });
-        match made.filter(|made| is_name(made)) {
-            Some(name) => self.name = name,
-            None if organization.is_some() => {}
-            None => return Err(self.senseless("no address of the repository")),
-        }
+        let made = made.filter(|made| is_name(made));
+        self.name = made.ok_or_else(|| self.senseless("no address of the repository"))?;
         Ok(())
     }
 
@@ -260,11 +266,14 @@ impl Repository {
     /// # Errors
     /// If the Hub refuses or cannot be reached.
     pub fn text(&self, path: &str) -> Result<Option<String>> {
-        let url = format!("{}/resolve/{}/{path}", self.url(), self.quoted());
-        let answer = self.get(&url)?;
+        let segments = self.name.split('/').chain(["resolve", &self.revision]);
+        let answer = self.get(self.client.url(segments.chain(path.split('/'))))?;
         match answer.status {
             404 => Ok(None),
-            _ => Ok(Some(self.accepted(answer)?.text)),
+            _ => {
+                let bytes = self.accepted(answer)?.bytes;
+                Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+            }
         }
     }
 
@@ -306,9 +315,12 @@ impl Repository {
             };
             lines.push_str(&format!("{line}\n"));
         }
-        let url = format!("{}/commit/{}", self.api(), self.quoted());
-        let answer = self.post(&url, "application/x-ndjson", lines.as_bytes())?;
-        self.accepted(answer).map(|_| true)
+        let url = self.api(&["commit", &self.revision]);
+        let answer = self.accepted(self.post(url, "application/x-ndjson", lines.as_bytes())?)?;
+        match answer.body["commitOid"].as_str() {
+            Some(commit) if is_commit(commit) => Ok(true),
+            _ => Err(self.senseless("no commit")),
+        }
     }
 
     /// How each file is stored; without those that the branch has in the same form, or that its
@@ -319,9 +331,9 @@ impl Repository {
             let sample = STANDARD.encode(file.bytes(SAMPLE)?);
             asked.push(json!({"path": file.path, "sample": sample, "size": file.size}));
         }
-        let url = format!("{}/preupload/{}", self.api(), self.quoted());
+        let url = self.api(&["preupload", &self.revision]);
         let body = json!({"files": asked}).to_string();
-        let answer = self.accepted(self.post(&url, JSON, body.as_bytes())?)?;
+        let answer = self.accepted(self.post(url, JSON, body.as_bytes())?)?;
         let modes = answer.body["files"].as_array();
         let mode_of = |file: &Addition| {
             let of_file = |mode: &&Value| mode["path"].as_str() == Some(&file.path);
@@ -358,8 +370,10 @@ impl Repository {
             "operation": "upload", "transfers": ["basic", "multipart"], "hash_algo": "sha256",
             "objects": objects.collect::<Vec<Value>>(), "ref": {"name": self.revision},
         });
-        let url = format!("{}.git/info/lfs/objects/batch", self.url());
-        let answer = self.accepted(self.post(&url, LFS_JSON, body.to_string().as_bytes())?)?;
+        let git = format!("{}.git", self.name);
+        let segments = git.split('/').chain(["info", "lfs", "objects", "batch"]);
+        let url = self.client.url(segments);
+        let answer = self.accepted(self.post(url, LFS_JSON, body.to_string().as_bytes())?)?;
         let objects = answer.body["objects"].as_array();
         for (file, digest) in files {
             let of_file = |object: &&Value| object["oid"].as_str() == Some(digest);
@@ -381,34 +395,23 @@ impl Repository {
     /// for the Hub alone.
     fn upload(&self, file: &Addition, digest: &str, actions: &Value) -> Result<()> {
         let upload = &actions["upload"];
-        let address = |action: &Value| action["href"].as_str().map(str::to_string);
-        let url = address(upload)
-            .ok_or_else(|| self.senseless(&format!("no upload address for {}", file.path)))?;
+        let url = upload["href"].as_str();
+        let url = url.ok_or_else(|| self.senseless(&format!("no address for {}", file.path)))?;
+        let url = self.address(url)?;
         let size = &upload["header"]["chunk_size"];
         let size = size.as_u64().or_else(|| size.as_str()?.parse().ok());
         match size.filter(|size| *size > 0) {
-            None => drop(self.put(&url, file, 0, file.size)?),
+            None => drop(self.put(url, file, 0, file.size)?),
             Some(size) => {
                 let parts = self.parts(file, &upload["header"], size)?;
                 let done = json!({"oid": digest, "parts": parts}).to_string();
-                let completed = self.call(&url, |request| {
-                    let request = request.method("POST").header("content-type", LFS_JSON);
-                    self.agent.run(request.body(done.as_bytes())?)
-                })?;
-                self.accepted(completed)?;
+                self.accepted(self.send(url, LFS_JSON, done.as_bytes(), false)?)?;
             }
         }
-        if let Some(url) = address(&actions["verify"]) {
+        if let Some(url) = actions["verify"]["href"].as_str() {
+            let url = self.address(url)?;
             let body = json!({"oid": digest, "size": file.size}).to_string();
-            let answer = if url.starts_with(&format!("{}/", self.endpoint)) {
-                self.post(&url, JSON, body.as_bytes())?
-            } else {
-                self.call(&url, |request| {
-                    let request = request.method("POST").header("content-type", JSON);
-                    self.agent.run(request.body(body.as_bytes())?)
-                })?
-            };
-            self.accepted(answer)?;
+            self.accepted(self.post(url, JSON, body.as_bytes())?)?;
         }
         Ok(())
     }
@@ -416,125 +419,145 @@ impl Repository {
     /// Sends a file in parts of `size` bytes to the addresses that `header` has under their
     /// numbers.
     fn parts(&self, file: &Addition, header: &Value, size: u64) -> Result<Vec<Value>> {
+        let count = file.size.div_ceil(size);
+        let found = format!("no {count} addresses for the parts of {}", file.path);
+        let numbered = |(key, url): (&String, &Value)| {
+            let is_number = key.bytes().all(|byte| byte.is_ascii_digit());
+            let number: u64 = is_number.then(|| key.parse().ok()).flatten()?;
+            Some((number, url.as_str()?.to_string()))
+        };
         let addresses = header.as_object().into_iter().flatten();
-        let mut addresses: Vec<(u64, &str)> = addresses
-            .filter_map(|(key, url)| Some((key.parse().ok()?, url.as_str()?)))
-            .collect();
-        addresses.sort_unstable();
-        if addresses.len() as u64 != file.size.div_ceil(size) {
-            let found = format!(
-                "{} addresses for the parts of {}",
-                addresses.len(),
-                file.path
-            );
+        let addresses: BTreeMap<u64, String> = addresses.filter_map(numbered).collect();
+        if count > MOST_PARTS || !addresses.keys().copied().eq(1..=count) {
             return Err(self.senseless(&found));
         }
+        let urls = addresses.values().map(|url| self.address(url));
+        let urls: Vec<Url> = urls.collect::<Result<_>>()?;
         let mut done = Vec::new();
-        for (place, (_, url)) in addresses.into_iter().enumerate() {
+        for (place, url) in urls.into_iter().enumerate() {
             let answer = self.put(url, file, place as u64 * size, size)?;
-            let etag = answer.etag.filter(|etag| !etag.is_empty());
+            let is_tag = |etag: &String| (1..=LONGEST_TAG).contains(&etag.len());
+            let etag = answer.etag.filter(is_tag);
             let etag = etag.ok_or_else(|| self.senseless("no ETag of an uploaded part"))?;
             done.push(json!({"partNumber": place + 1, "etag": etag}));
         }
         Ok(done)
     }
 
-    fn put(&self, url: &str, file: &Addition, start: u64, length: u64) -> Result<Answer> {
+    /// An address that the Hub names.
+    fn address(&self, text: &str) -> Result<Url> {
+        let url = self.client.address(text);
+        url.map_err(|failure| self.failed(failure, 1))
+    }
+
+    fn put(&self, url: Url, file: &Addition, start: u64, length: u64) -> Result<Answer> {
         let length = length.min(file.size - start);
-        let answer = self.call(url, |request| {
-            let mut slice = file.slice(start, length);
-            // Stores of objects want the length ahead.
-            let request = request.method("PUT").header("content-length", length);
-            self.agent
-                .run(request.body(SendBody::from_reader(&mut slice))?)
+        let open = || -> Box<dyn Read + '_> { Box::new(file.slice(start, length)) };
+        let answer = self.call(Ask {
+            body: Some(Sent {
+                length,
+                open: &open,
+            }),
+            with_token: false,
+            ..self.client.ask(Method::PUT, url)
         })?;
         self.accepted(answer)
     }
 
-    fn authorized(&self, request: request::Builder) -> request::Builder {
-        request.header("authorization", format!("Bearer {}", self.token))
+    fn get(&self, url: Url) -> Result<Answer> {
+        self.call(self.client.ask(Method::GET, url))
     }
 
-    fn get(&self, url: &str) -> Result<Answer> {
-        self.call(url, |request| {
-            self.agent.run(self.authorized(request).body(())?)
-        })
+    /// Sends a text, with the token if the address is the endpoint's.
+    fn post(&self, url: Url, kind: &str, body: &[u8]) -> Result<Answer> {
+        self.send(url, kind, body, true)
     }
 
-    fn post(&self, url: &str, kind: &str, body: &[u8]) -> Result<Answer> {
-        self.call(url, |request| {
-            let request = self.authorized(request).method("POST");
-            let request = request.header("accept", kind).header("content-type", kind);
-            self.agent.run(request.body(body)?)
+    fn send(&self, url: Url, kind: &str, body: &[u8], with_token: bool) -> Result<Answer> {
+        let open = || -> Box<dyn Read + '_> { Box::new(body) };
+        self.call(Ask {
+            headers: vec![
+                ("accept", kind.to_string()),
+                ("content-type", kind.to_string()),
+            ],
+            body: Some(Sent {
+                length: body.len() as u64,
+                open: &open,
+            }),
+            with_token,
+            ..self.client.ask(Method::POST, url)
         })
     }
 
     /// Makes a call until there is an answer that repeating it would not change.
-    fn call(
-        &self,
-        url: &str,
-        send: impl Fn(request::Builder) -> Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-    ) -> Result<Answer> {
+    fn call(&self, mut ask: Ask<'_>) -> Result<Answer> {
+        let patience = self.client.patience;
+        ask.wait = patience * WAIT;
+        let length = ask.body.as_ref().map_or(0, |sent| sent.length);
+        let sending = Duration::from_secs(length / SLOWEST_UPLOAD);
+        let (began, budget) = (Instant::now(), patience * BUDGET + sending);
         let mut pause = self.pause;
-        for attempt in 0.. {
-            let (problem, asked) = match send(Request::builder().uri(url)) {
-                Ok(mut answer) => {
-                    let header = |name: &str| {
-                        let value = answer.headers().get(name)?.to_str().ok()?;
-                        Some(value.to_string())
-                    };
-                    let (etag, said) = (header("etag"), header("x-error-message"));
-                    let asked = header("retry-after").and_then(|text| text.parse().ok());
-                    let status = answer.status().as_u16();
-                    match answer.body_mut().read_to_string() {
-                        Ok(text) => {
-                            let body: Value = serde_json::from_str(&text).unwrap_or_default();
-                            let of_body = body["error"].as_str().or(body["message"].as_str());
-                            let said = said.or(of_body.map(str::to_string));
-                            let reason = self.shown(&said.unwrap_or_default());
-                            let again = matches!(status, 408 | 429 | 500 | 502..=504);
-                            if !again || attempt == RETRIES {
-                                return Ok(Answer {
-                                    status,
-                                    reason,
-                                    etag,
-                                    body,
-                                    text,
-                                });
-                            }
-                            (String::new(), asked)
-                        }
-                        // What a store answers to an upload need not be a text.
-                        Err(ureq::Error::Io(error))
-                            if error.kind() == io::ErrorKind::InvalidData =>
-                        {
-                            return Ok(Answer {
-                                status,
-                                reason: String::new(),
-                                etag,
-                                body: Value::Null,
-                                text: String::new(),
-                            });
-                        }
-                        Err(error) => (error.to_string(), asked),
-                    }
-                }
-                Err(error) => (error.to_string(), None),
+        for attempt in 1.. {
+            let is_last = |pause: Duration| {
+                attempt > RETRIES || began.elapsed().saturating_add(pause) > budget
             };
-            if attempt == RETRIES {
-                return Err(Error::PushBroken {
-                    name: self.name.clone(),
-                    endpoint: self.endpoint.clone(),
-                    attempts: RETRIES + 1,
-                    reason: self.shown(&problem),
-                });
-            }
-            std::thread::sleep(
-                asked.map_or(pause, |seconds: u64| Duration::from_secs(seconds.min(60))),
-            );
+            let answer = self.client.send(&ask, &|_| Ok(()));
+            let next = match answer.and_then(|answer| self.read(answer)) {
+                Ok((answer, asked)) => {
+                    let is_trouble = matches!(answer.status, 408 | 429 | 500 | 502..=504);
+                    let next = asked.unwrap_or(pause).min(LONGEST_ASKED);
+                    if !is_trouble || is_last(next) {
+                        return Ok(answer);
+                    }
+                    next
+                }
+                Err(Failure::Wrong(reason)) => return Err(self.senseless(&reason)),
+                Err(failure) if is_last(pause) => return Err(self.failed(failure, attempt)),
+                Err(_) => pause,
+            };
+            std::thread::sleep(next);
             pause = LONGEST_PAUSE.min(pause * 2);
         }
         unreachable!("the loop has no end of its own")
+    }
+
+    /// An answer with its body, and the pause that it asks for.
+    fn read(&self, answer: client::Answer) -> Result<(Answer, Option<Duration>), Failure> {
+        let one = |name: &str| {
+            let value = header(&answer.headers, name).map_err(Failure::Wrong)?;
+            Ok(value.map(str::to_string))
+        };
+        let (etag, said, pause) = (one("etag")?, one("x-error-message")?, one("retry-after")?);
+        let pause = pause.and_then(|text| text.parse().ok());
+        let status = answer.status;
+        let bytes = answer.bytes()?;
+        // What a store answers to an upload need not be JSON.
+        let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let of_body = body["error"].as_str().or(body["message"].as_str());
+        let said = said.or(of_body.map(str::to_string));
+        let answer = Answer {
+            status,
+            reason: self.shown(&said.unwrap_or_default()),
+            etag,
+            body,
+            bytes,
+        };
+        Ok((answer, pause.map(Duration::from_secs)))
+    }
+
+    /// A call without an answer, in the user's terms.
+    fn failed(&self, failure: Failure, attempts: u32) -> Error {
+        let reason = match failure {
+            Failure::Wrong(reason) => return self.senseless(&reason),
+            Failure::Broken(reason) => reason,
+            Failure::Silent(time) => format!("no answer for {} s", time.as_secs_f64()),
+        };
+        Error::PushBroken {
+            name: self.name.clone(),
+            endpoint: self.endpoint.clone(),
+            attempts,
+            reason: self.shown(&reason),
+        }
     }
 
     /// The server's own words, in one line and without the token.
@@ -548,6 +571,8 @@ impl Repository {
         let (name, endpoint) = (self.name.clone(), self.endpoint.clone());
         Err(match answer.status {
             200..300 => return Ok(answer),
+            // A redirect or the like: no refusal, and no answer either.
+            status @ ..=399 => self.senseless(&format!("status {status}")),
             401 => Error::PushUnauthorized { name, endpoint },
             403 => Error::PushForbidden { name, endpoint },
             404 => Error::PushNotFound {
@@ -575,7 +600,7 @@ impl Repository {
         Error::Answer {
             endpoint: self.endpoint.clone(),
             name: self.name.clone(),
-            reason: found.to_string(),
+            reason: self.shown(found),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! A Hub on the loopback interface for tests: its URL layout, redirects, ranges, commits and
-//! refusals, and faults on demand. The integration tests use this file too, so it needs nothing of the library.
+//! refusals, faults and answers of any kind on demand. The integration tests use this file too, so it needs nothing of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use base64::Engine;
 use serde_json::{Value, json};
@@ -68,6 +69,11 @@ struct State {
     repositories: BTreeMap<String, Repository>,
     faults: BTreeMap<String, Fault>,
     requests: Vec<String>,
+    /// Requests that came with a token.
+    tokens: Vec<String>,
+    /// By a part of `METHOD PATH`: how often, and the bytes of the answer. The connection stays open
+    /// for so long after them.
+    replies: Vec<(String, usize, Vec<u8>, Duration)>,
     closing: bool,
     account: Option<Account>,
     /// By a part of the path, how often, and how.
@@ -166,6 +172,28 @@ impl TestHub {
         state.push_faults.push((path.to_string(), times, fault));
     }
 
+    /// Answers the next `times` requests whose `METHOD PATH` has this in it with these bytes.
+    pub fn reply(&self, request: &str, times: usize, answer: impl Into<Vec<u8>>) {
+        self.reply_and_hold(request, times, answer, Duration::ZERO);
+    }
+
+    /// The same, with the connection open for a time after them.
+    pub fn reply_and_hold(
+        &self,
+        request: &str,
+        times: usize,
+        answer: impl Into<Vec<u8>>,
+        time: Duration,
+    ) {
+        let reply = (request.to_string(), times, answer.into(), time);
+        self.state.lock().unwrap().replies.push(reply);
+    }
+
+    /// The requests that had a token.
+    pub fn tokens(&self) -> Vec<String> {
+        self.state.lock().unwrap().tokens.clone()
+    }
+
     pub fn commits(&self) -> Vec<Commit> {
         self.state.lock().unwrap().commits.clone()
     }
@@ -206,7 +234,7 @@ struct Request {
     method: String,
     path: String,
     range: Option<u64>,
-    /// `bytes=0-0`: only a question about the size.
+    /// `HEAD`: a question about the file.
     probe: bool,
     token: Option<String>,
 }
@@ -222,7 +250,7 @@ fn read_request(stream: &mut impl BufRead) -> Option<(Request, usize)> {
         method: method.to_string(),
         path,
         range: None,
-        probe: false,
+        probe: method == "HEAD",
         token: None,
     };
     for line in lines
@@ -234,7 +262,6 @@ fn read_request(stream: &mut impl BufRead) -> Option<(Request, usize)> {
         };
         match name.to_lowercase().as_str() {
             "range" => {
-                request.probe = value.trim() == "bytes=0-0";
                 request.range = value
                     .trim()
                     .trim_start_matches("bytes=")
@@ -275,10 +302,30 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     let Some((request, length)) = read_request(&mut reader) else {
         return Ok(());
     };
-    if request.method != "GET" {
+    let line = format!("{} {}", request.method, request.path);
+    let reply = {
+        let mut state = state.lock().unwrap();
+        if request.token.is_some() {
+            state.tokens.push(line.clone());
+        }
+        let mut replies = state.replies.iter_mut();
+        let found = replies.find(|(part, times, ..)| *times > 0 && line.contains(part.as_str()));
+        found.map(|found| {
+            found.1 -= 1;
+            (found.2.clone(), found.3)
+        })
+    };
+    if let Some((bytes, time)) = reply {
+        // What has come unread would make a reset of the close.
+        reader.read_exact(&mut vec![0; length])?;
+        stream.write_all(&bytes)?;
+        stream.flush()?;
+        std::thread::sleep(time);
+        return Ok(());
+    }
+    if !matches!(request.method.as_str(), "GET" | "HEAD") {
         let (status, headers, body) = {
             let mut state = state.lock().unwrap();
-            let line = format!("{} {}", request.method, request.path);
             state.requests.push(line);
             let fault = state.fault(&request.path);
             // Bytes that nobody has read make a reset of the close.
@@ -304,13 +351,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         let status = format!("{status} Answer");
         return answer(&mut stream, &status, &headers, body.as_bytes(), body.len());
     }
-    let range = request.range.map_or("whole".to_string(), |start| {
-        if request.probe {
-            "probe".into()
-        } else {
-            format!("from {start}")
-        }
-    });
+    let range = match request.range {
+        _ if request.probe => "probe".to_string(),
+        Some(start) => format!("from {start}"),
+        None => "whole".to_string(),
+    };
     let mut state = state.lock().unwrap();
     state.requests.push(format!("{} {range}", request.path));
     let path = request.path.trim_start_matches('/').replace("%2F", "/");
@@ -391,8 +436,13 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     let git = hex(&Sha1::digest(
         [format!("blob {}\0", bytes.len()).as_bytes(), &bytes].concat(),
     ));
-    let mut headers = vec![("X-Repo-Commit", commit), ("ETag", format!("\"{git}\""))];
+    let mut headers = match at_large {
+        // A store knows nothing of commits, and has tags of its own.
+        true => vec![("ETag", "\"of-the-store\"".to_string())],
+        false => vec![("X-Repo-Commit", commit), ("ETag", format!("\"{git}\""))],
+    };
     if large && !at_large {
+        headers.push(("X-Linked-Size", bytes.len().to_string()));
         headers.push((
             "X-Linked-Etag",
             format!("\"{}\"", hex(&Sha256::digest(&bytes))),
@@ -407,7 +457,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         return Ok(());
     }
     let mut start = request.range.unwrap_or(0) as usize;
-    if start >= bytes.len() {
+    if start > 0 && start >= bytes.len() {
         return answer(&mut stream, "416 Range Not Satisfiable", &[], b"", 0);
     }
     let mut sent = bytes.clone();
@@ -427,23 +477,18 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         }
     }
     drop(state);
-    let body = if request.probe {
-        &sent[..1]
-    } else {
-        &sent[start..]
-    };
-    headers.push((
-        "Content-Range",
-        format!("bytes {start}-{}/{}", start + body.len() - 1, bytes.len()),
-    ));
+    if request.probe {
+        return answer(&mut stream, "200 OK", &headers, b"", bytes.len());
+    }
+    let body = &sent[start..];
     let shown = if half { &body[..body.len() / 2] } else { body };
-    answer(
-        &mut stream,
-        "206 Partial Content",
-        &headers,
-        shown,
-        body.len(),
-    )
+    let mut status = "200 OK";
+    if start > 0 {
+        status = "206 Partial Content";
+        let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
+        headers.push(("Content-Range", range));
+    }
+    answer(&mut stream, status, &headers, shown, body.len())
 }
 
 /// Status, a header, and the body.
