@@ -8,10 +8,14 @@ use std::panic;
 use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
+use xtrain::data::chat_template::worker;
 use xtrain::report::terminal::{Tone, folded, paint, take_colors};
 use xtrain::report::{output, panics, printable::printable};
 
 fn main() -> ExitCode {
+    if let Some(code) = worker::serve_if_asked() {
+        return code;
+    }
     panics::install_hook(|bug| {
         complain(
             bug,

@@ -1,17 +1,22 @@
 //! Chat templates: how a model's conversations become text. A template is Jinja that comes with the
 //! tokenizer, as `chat_template.jinja` or in `tokenizer_config.json`; it is rendered as
 //! transformers' `apply_chat_template` renders it.
+//!
+//! A template is a program of somebody else. The [`engine`] counts its steps, and the program
+//! renders in a process of its own ([`worker`]), whose memory, stack and time are bounded: operations
+//! within one step can cost any amount of them.
 
+mod engine;
 mod python;
+pub mod worker;
 
 use super::error::{Error, Result};
 use super::tokenizer::{CHAT_TEMPLATE as FILE, Tokenizer};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind, Value as Jinja};
+use engine::{Engine, Failure, Request};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, PoisonError};
+use worker::Worker;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,25 +47,35 @@ const SPECIAL_TOKENS: [&str; 7] = [
     "mask_token",
 ];
 
-/// The name that a template has within its environment.
-const TEMPLATE: &str = "chat";
+/// Bytes of the longest template. Published ones have less than 50,000.
+const LONGEST_SOURCE: usize = 1 << 20;
 
-/// A model's template.
-pub struct ChatTemplate {
-    /// Holds it, parsed, as [`TEMPLATE`].
-    environment: Environment<'static>,
+/// What a rendering may cost whatever the conversation: steps of the engine and bytes of text.
+/// Published templates take less than 2,000 steps and write less than 10,000 bytes besides the
+/// messages.
+const STEPS: u64 = 1_000_000;
+const OUTPUT: usize = 256 << 10;
+
+/// What each message adds to them. Some templates look at every other message for each.
+const STEPS_PER_MESSAGE: u64 = 20_000;
+const OUTPUT_PER_MESSAGE: usize = 1 << 10;
+
+/// What each byte of the messages adds to the bytes of text: as JSON a byte becomes six.
+const OUTPUT_PER_BYTE: usize = 8;
+
+/// A model's template as it was read: not parsed yet.
+struct Source {
+    /// Without generation tags.
+    text: String,
     /// Where it was found, for messages.
-    place: String,
+    place: &'static str,
     /// Special tokens by name (`bos_token`).
     tokens: Map<String, Value>,
 }
 
-impl ChatTemplate {
+impl Source {
     /// The template that comes with a tokenizer; `None` where there is none.
-    ///
-    /// # Errors
-    /// If it is no text or no valid Jinja, or there are several of which none is the default.
-    pub fn of(tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+    fn of(tokenizer: &Tokenizer) -> Result<Option<Source>> {
         let config = tokenizer.config();
         let bad = |place: &str, reason: &str| Error::ChatTemplate {
             place: place.to_string(),
@@ -70,8 +85,9 @@ impl ChatTemplate {
         let setting = setting.filter(|value| !value.is_null());
         let (source, place) = match (tokenizer.file(FILE), setting) {
             (Some(bytes), _) => {
-                let source = String::from_utf8(bytes.to_vec());
-                (source.map_err(|_| bad(FILE, "it is not UTF-8"))?, FILE)
+                let source = std::str::from_utf8(bytes);
+                let source = source.map_err(|_| bad(FILE, "it is not UTF-8"))?;
+                (source.to_string(), FILE)
             }
             (None, Some(value)) => {
                 const PLACE: &str = "chat_template of tokenizer_config.json";
@@ -101,28 +117,70 @@ impl ChatTemplate {
                 tokens.insert(key.into(), token.into());
             }
         }
-        ChatTemplate::new(&source, place, tokens).map(Some)
+        Source::new(&source, place, tokens).map(Some)
     }
 
-    fn new(source: &str, place: &str, tokens: Map<String, Value>) -> Result<ChatTemplate> {
-        let mut environment = environment();
-        let added = environment.add_template_owned(TEMPLATE, without_generation_tags(source));
-        added.map_err(|error| Error::ChatTemplate {
-            place: place.to_string(),
-            reason: error.to_string(),
-        })?;
-        Ok(ChatTemplate {
-            environment,
-            place: place.to_string(),
+    fn new(source: &str, place: &'static str, tokens: Map<String, Value>) -> Result<Source> {
+        if source.len() > LONGEST_SOURCE {
+            return Err(Error::ChatTemplate {
+                place: place.to_string(),
+                reason: format!("it has {} bytes, more than {LONGEST_SOURCE}", source.len()),
+            });
+        }
+        Ok(Source {
+            text: engine::without_generation_tags(source),
+            place,
             tokens,
         })
     }
 
-    /// What decides how it writes a conversation.
-    pub fn key(&self) -> Value {
-        let source = self.environment.get_template(TEMPLATE);
-        let source = source.expect("it was added when the template was made");
-        serde_json::json!([source.source(), self.tokens])
+    fn key(&self) -> Value {
+        serde_json::json!([self.text, self.tokens])
+    }
+}
+
+/// Where a template is rendered.
+enum Renderer {
+    /// Within this process, bounded in steps only: of tests.
+    Here(Box<Engine>),
+    /// In a process of its own; `None`: it ended, and the next rendering starts another.
+    Apart(Option<Worker>),
+}
+
+/// A model's template.
+pub struct ChatTemplate {
+    source: Source,
+    renderer: Mutex<Renderer>,
+}
+
+impl ChatTemplate {
+    /// The template that comes with a tokenizer; `None` where there is none.
+    ///
+    /// # Errors
+    /// If it is no text or no valid Jinja, or there are several of which none is the default.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        Source::of(tokenizer)?.map(ChatTemplate::new).transpose()
+    }
+
+    /// What decides how a tokenizer's template writes a conversation; `None` where there is no
+    /// template that can be read.
+    pub fn key(tokenizer: &Tokenizer) -> Option<Value> {
+        let source = Source::of(tokenizer).ok().flatten();
+        source.map(|source| source.key())
+    }
+
+    fn new(source: Source) -> Result<ChatTemplate> {
+        let renderer = if worker::is_available() {
+            Worker::start(&source.text, &source.tokens).map(|worker| Renderer::Apart(Some(worker)))
+        } else {
+            Engine::new(source.text.clone(), source.tokens.clone())
+                .map(|engine| Renderer::Here(Box::new(engine)))
+        };
+        let renderer = renderer.map_err(|failure| error(&source, failure))?;
+        Ok(ChatTemplate {
+            renderer: Mutex::new(renderer),
+            source,
+        })
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer
@@ -130,178 +188,61 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the template uses what is not supported, or raises an error itself, as where roles do not
-    /// alternate.
+    /// alternate; or if it costs more than a conversation of this size may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let mut context = self.tokens.clone();
-        // There are none, which templates may ask for by `is not none`.
-        for key in ["tools", "documents"] {
-            context.insert(key.into(), Value::Null);
-        }
-        let messages = serde_json::to_value(messages).expect("roles and contents are texts");
-        context.insert("messages".into(), messages);
-        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let template = self.environment.get_template(TEMPLATE);
-        let rendered = template.and_then(|template| template.render(Serde(context)));
-        rendered.map_err(|error| Error::ChatTemplate {
-            place: self.place.clone(),
-            reason: match error.detail() {
-                // The template's own words.
-                Some(detail) if error.kind() == ErrorKind::InvalidOperation => detail.to_string(),
-                _ => error.to_string(),
-            },
+        let bytes = |message: &Message| message.role.len() + message.content.len();
+        let bytes: usize = messages.iter().map(bytes).sum();
+        let request = Request {
+            messages: serde_json::to_value(messages).expect("roles and contents are texts"),
+            add_generation_prompt,
+            steps: STEPS + STEPS_PER_MESSAGE * messages.len() as u64 + bytes as u64,
+            output: OUTPUT + OUTPUT_PER_MESSAGE * messages.len() + OUTPUT_PER_BYTE * bytes,
+        };
+        let mut renderer = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
+        let rendered = match &mut *renderer {
+            Renderer::Here(engine) => engine.render(request),
+            Renderer::Apart(worker) => self.render_apart(worker, request),
+        };
+        rendered.map_err(|failure| match failure {
+            Failure::Unbounded(reason) => {
+                let conversation = format!("a conversation of {} messages", messages.len());
+                let reason = format!("{reason} for {conversation} and {bytes} bytes");
+                error(&self.source, Failure::Unbounded(reason))
+            }
+            refused => error(&self.source, refused),
         })
     }
+
+    fn render_apart(
+        &self,
+        worker: &mut Option<Worker>,
+        request: Request,
+    ) -> Result<String, Failure> {
+        let mut running = match worker.take() {
+            Some(running) => running,
+            None => Worker::start(&self.source.text, &self.source.tokens)?,
+        };
+        let rendered = running.render(request);
+        *worker = (!running.has_ended()).then_some(running);
+        rendered
+    }
 }
 
-/// Jinja as transformers sets it up.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
-    environment.set_syntax(syntax.expect("the delimiters are Jinja's own"));
-    // Texts are no HTML.
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    python::extend(&mut environment);
-    environment.add_function(
-        "raise_exception",
-        |reason: String| -> std::result::Result<Jinja, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, reason))
-        },
-    );
-    environment.add_function("strftime_now", |format: String| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        strftime(&format, now.map_or(0, |since| since.as_secs()))
-    });
-    environment
-}
-
-/// `{% generation %}` marks the assistant's words, for training; here it is a block that is always
-/// taken.
-fn without_generation_tags(source: &str) -> String {
-    let mut text = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
-        };
-        let tag = &rest[start..start + length + 2];
-        text.push_str(&rest[..start]);
-        text.push_str(&match tag.trim_matches(['{', '%', '}', '-', '+']).trim() {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
-            _ => tag.to_string(),
-        });
-        rest = &rest[start + length + 2..];
+fn error(source: &Source, failure: Failure) -> Error {
+    let place = source.place.to_string();
+    match failure {
+        Failure::Refused(reason) => Error::ChatTemplate { place, reason },
+        Failure::Unbounded(reason) => Error::EndlessTemplate { place, reason },
     }
-    text.push_str(rest);
-    text
-}
-
-/// The date and time, in UTC, by a format of C's `strftime`; of its letters those that name days,
-/// months, years and times.
-fn strftime(format: &str, seconds: u64) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    // The epoch was a Thursday.
-    const DAYS: [&str; 7] = [
-        "Thursday",
-        "Friday",
-        "Saturday",
-        "Sunday",
-        "Monday",
-        "Tuesday",
-        "Wednesday",
-    ];
-    let leaps = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let (mut year, mut day) = (1970, days);
-    while day >= 365 + u64::from(leaps(year)) {
-        day -= 365 + u64::from(leaps(year));
-        year += 1;
-    }
-    let day_of_year = day;
-    let mut month = 0;
-    let lengths = |month: usize| match month {
-        1 => 28 + u64::from(leaps(year)),
-        3 | 5 | 8 | 10 => 30,
-        _ => 31,
-    };
-    while day >= lengths(month) {
-        day -= lengths(month);
-        month += 1;
-    }
-    let mut text = String::new();
-    let mut letters = format.chars();
-    while let Some(letter) = letters.next() {
-        if letter != '%' {
-            text.push(letter);
-            continue;
-        }
-        let mut kind = letters.next();
-        // glibc's mark for a number without zeros before it.
-        let is_short = kind == Some('-');
-        if is_short {
-            kind = letters.next();
-        }
-        let number = |number: u64, width: usize| {
-            if is_short {
-                number.to_string()
-            } else {
-                format!("{number:0width$}")
-            }
-        };
-        let hour = match time / 3600 % 12 {
-            0 => 12,
-            hour => hour,
-        };
-        text.push_str(&match kind {
-            Some('Y') => year.to_string(),
-            Some('y') => number(year % 100, 2),
-            Some('m') => number(month as u64 + 1, 2),
-            Some('B') => MONTHS[month].to_string(),
-            Some('b') => MONTHS[month][..3].to_string(),
-            Some('d') => number(day + 1, 2),
-            Some('e') => format!("{:2}", day + 1),
-            Some('j') => number(day_of_year + 1, 3),
-            Some('A') => DAYS[(days % 7) as usize].to_string(),
-            Some('a') => DAYS[(days % 7) as usize][..3].to_string(),
-            Some('H') => number(time / 3600, 2),
-            Some('I') => number(hour, 2),
-            Some('p') => if time < 43_200 { "AM" } else { "PM" }.to_string(),
-            Some('M') => number(time / 60 % 60, 2),
-            Some('S') => number(time % 60, 2),
-            Some('F') => strftime("%Y-%m-%d", seconds),
-            Some('D' | 'x') => strftime("%m/%d/%y", seconds),
-            Some('T' | 'X') => strftime("%H:%M:%S", seconds),
-            Some('%') | None => "%".to_string(),
-            Some(other) => format!("%{other}"),
-        });
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
+    use super::engine::strftime;
     use super::*;
 
     fn render(source: &str, messages: &[Message]) -> Result<String> {
-        let template = ChatTemplate::new(source, FILE, Map::new())?;
+        let template = ChatTemplate::new(Source::new(source, FILE, Map::new())?)?;
         template.render(messages, true)
     }
 

@@ -201,6 +201,11 @@ pub enum Error {
     #[error("{place}: the chat template fails: {reason}")]
     ChatTemplate { place: String, reason: String },
 
+    #[error(
+        "{place}: the chat template {reason}: it is damaged or hostile. Take the one of the original model"
+    )]
+    EndlessTemplate { place: String, reason: String },
+
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
     BadTokenizer { path: PathBuf, reason: String },
 

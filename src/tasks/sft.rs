@@ -1,6 +1,9 @@
 //! Supervised fine-tuning, as TRL's SFTTrainer prepares it: examples that stand alone, each a text,
 //! a prompt with its completion, or a conversation that the model's chat template makes a text of.
 
+mod borders;
+mod turns;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,10 +24,11 @@ use crate::data::settings::{PaddingSettings, SourceSettings};
 use crate::data::share::Share;
 use crate::data::texts::not_text;
 use crate::data::{
-    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Recipe, Result, Row,
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result, Row,
     Sample, SampleFile, Tokenizer,
 };
 use crate::trainer::evaluate::Metrics;
+use turns::Conversation;
 
 /// The columns of whole examples, in the order they are looked for; a file with both a prompt and
 /// a completion has those instead.
@@ -91,14 +95,13 @@ impl Task for SftDataSettings {
     }
 
     fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
-        // One that is damaged is an error where files are opened.
-        let template = ChatTemplate::of(&context.tokenizer).ok().flatten();
         json!({
             "max_length": context.length,
             "completion_only": self.completion_only_loss,
             "assistant_only": self.assistant_only_loss,
             "end": context.tokenizer.eos_id(),
-            "template": template.map(|template| template.key()),
+            // One that is damaged is an error where files are opened.
+            "template": ChatTemplate::key(&context.tokenizer),
         })
     }
 
@@ -214,14 +217,13 @@ impl ExampleFile {
         let pieces = match (prompt, cell()) {
             (None, Cell::List(turns)) => {
                 let turns = messages(last, &turns).map_err(bad)?;
-                self.conversation(&turns, 0).map_err(bad)?
+                self.conversation(&turns, 0, &place)?
             }
             (Some((first, Cell::List(before))), Cell::List(turns)) => {
                 let mut conversation = messages(first, &before).map_err(bad)?;
                 let answers_from = conversation.len();
                 conversation.extend(messages(last, &turns).map_err(bad)?);
-                self.conversation(&conversation, answers_from)
-                    .map_err(bad)?
+                self.conversation(&conversation, answers_from, &place)?
             }
             (None, Cell::Text(text)) => self.text("", text).map_err(bad)?,
             (Some((_, Cell::Text(prompt))), Cell::Text(completion)) => {
@@ -268,50 +270,58 @@ impl ExampleFile {
     }
 
     /// A conversation, whose turns from `answers_from` on complete those before.
-    fn conversation(&self, turns: &[Message], answers_from: usize) -> Result<Pieces, String> {
-        let template = self.template.as_ref().ok_or(
+    fn conversation(
+        &self,
+        turns: &[Message],
+        answers_from: usize,
+        place: &Place,
+    ) -> Result<Pieces> {
+        let bad = |reason: String| Error::BadRow {
+            place: place.clone(),
+            reason,
+        };
+        let template = self.template.as_ref().ok_or_else(|| bad(
             "it is a conversation, and the tokenizer has no chat template: use a model with chat_template.jinja \
-             or a chat_template in tokenizer_config.json",
-        )?;
+             or a chat_template in tokenizer_config.json".to_string(),
+        ))?;
         let write = |turns: &[Message], asks: bool| {
-            template
-                .render(turns, asks)
-                .map_err(|error| error.to_string())
+            let text = template.render(turns, asks);
+            text.map_err(|error| match error {
+                // No row is to blame for it.
+                Error::EndlessTemplate {
+                    place: template,
+                    reason,
+                } => Error::EndlessTemplate {
+                    place: format!("{place}: {template}"),
+                    reason,
+                },
+                refused => bad(refused.to_string()),
+            })
         };
         let whole = write(turns, false)?;
-        // Where texts that count begin and end, in bytes of the whole.
-        let mut counted = Vec::new();
-        let start_of = |turn: usize| {
-            let asks = turns[turn].role == "assistant";
-            let before = write(&turns[..turn], asks)?;
-            let start = whole.starts_with(&before).then_some(before.len());
-            start.ok_or_else(|| rewritten(turn))
+        let conversation = Conversation {
+            turns,
+            whole: &whole,
+            write: &write,
+            bad: &bad,
         };
-        if self.settings.assistant_only_loss {
-            for (turn, message) in turns.iter().enumerate().skip(answers_from) {
-                if message.role != "assistant" {
-                    continue;
-                }
-                let start = start_of(turn)?;
-                let with_it = write(&turns[..=turn], false)?;
-                // What stands between turns belongs to none.
-                let end = with_it.trim_end().len();
-                if !whole.starts_with(&with_it) || end < start {
-                    return Err(rewritten(turn));
-                }
-                counted.push(start..end);
+        // Where texts that count begin and end, in bytes of the whole.
+        let counted = if self.settings.assistant_only_loss {
+            let answers = conversation.answers(answers_from)?;
+            if answers.is_empty() {
+                return Err(bad(
+                    "no turn of the assistant's is there to learn".to_string()
+                ));
             }
-            if counted.is_empty() {
-                return Err("no turn of the assistant's is there to learn".to_string());
-            }
+            answers
         } else if answers_from > 0 && self.settings.completion_only_loss {
             if answers_from == turns.len() {
-                return Err("the completion has no messages".to_string());
+                return Err(bad("the completion has no messages".to_string()));
             }
-            counted.push(start_of(answers_from)?..whole.len());
+            vec![conversation.start(answers_from)?..whole.len()]
         } else {
-            counted.push(0..whole.len());
-        }
+            vec![0..whole.len()]
+        };
         let mut pieces = Pieces::default();
         let mut at = 0;
         for part in counted {
@@ -322,14 +332,6 @@ impl ExampleFile {
         pieces.push(&whole[at..], piece::RENDERED);
         Ok(pieces)
     }
-}
-
-/// Why the place of a turn in a conversation's text is not known.
-fn rewritten(turn: usize) -> String {
-    format!(
-        "the chat template writes the conversation up to message {turn} otherwise once others follow; make a row of \
-         each answer, with what comes before it as prompt and the answer as completion"
-    )
 }
 
 /// The messages of a cell's list.
@@ -382,26 +384,15 @@ impl Examples {
     }
 
     /// An example's row, and its tokens before it was cut.
-    ///
-    /// The text is tokenized as a whole. A piece begins with the first token that the text before
-    /// it does not have on its own: where a token reaches over the border, it is the later piece's.
     fn row(&self, sample: &Sample) -> Result<(Row, usize)> {
         let kinds = sample.labels.iter().flatten();
         let kinds: Vec<u32> = kinds.map(|label| label.as_class() as u32).collect();
         let is_rendered = kinds.iter().any(|kind| kind & piece::RENDERED != 0);
-        let mut text = sample.texts.concat();
-        let mut ids = self.ids(&text, is_rendered)?;
+        let encode = |text: &str| self.ids(text, is_rendered);
+        let (mut ids, starts) = borders::borders(&self.tokenizer, &sample.texts, encode)?;
         let mut flags = vec![0; ids.len()];
         let mut end = ids.len();
-        for (piece, kind) in sample.texts.iter().zip(&kinds).rev() {
-            text.truncate(text.len() - piece.len());
-            let start = if text.is_empty() {
-                0
-            } else {
-                let before = self.ids(&text, is_rendered)?;
-                let common = ids.iter().zip(&before).take_while(|(a, b)| a == b);
-                common.count().min(end)
-            };
+        for (start, kind) in starts.into_iter().zip(&kinds).rev() {
             if kind & piece::COUNTED != 0 {
                 flags[start..end].fill(flag::COUNTED);
             }

@@ -6,6 +6,9 @@ use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use minijinja_contrib::pycompat;
 use serde_json::Value;
 
+/// The widest `indent` of `tojson`. A template is another's: it cannot ask for gigabytes of spaces.
+const WIDEST_INDENT: usize = 1000;
+
 type Result<T> = std::result::Result<T, Error>;
 
 /// Gives an environment these methods, the filter and the tests.
@@ -189,10 +192,14 @@ fn split_words_from_the_end(text: &str, most: usize) -> Vec<&str> {
 }
 
 /// transformers' `tojson`: `json.dumps` with its options.
-fn to_json(value: Jinja, options: Kwargs) -> Result<String> {
+fn to_json(state: &State, value: Jinja, options: Kwargs) -> Result<String> {
     let failed =
         |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let indent: Option<usize> = options.get("indent")?;
+    if indent.is_some_and(|indent| indent > WIDEST_INDENT) {
+        let reason = format!("indent is more than {WIDEST_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
     let separators: Option<(String, String)> = match options.get("separators")? {
         None => None,
         Some::<Vec<String>>(pair) => match <[String; 2]>::try_from(pair) {
@@ -216,7 +223,10 @@ fn to_json(value: Jinja, options: Kwargs) -> Result<String> {
     };
     options.assert_all_used()?;
     let value = serde_json::to_value(&value).map_err(failed)?;
-    Ok(layout.of(&value, 0))
+    let json = layout.of(&value, 0);
+    // Each of its letters costs more than one that is copied.
+    state.consume_fuel(json.len() as u64 / 8)?;
+    Ok(json)
 }
 
 /// How Python's `json.dumps` lays values out.

@@ -415,6 +415,24 @@ impl Tokenizer {
         Ok(ids.concat())
     }
 
+    /// As [`Tokenizer::encode`], and for each id the byte that its text begins at.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_with_starts(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>)> {
+        let encode = |piece: &str| encoding(piece, |piece| self.inner.encode(piece, false));
+        let ids = |piece: &str| Ok(encode(piece)?.get_ids().to_vec());
+        let (mut all, mut starts, mut at) = (Vec::new(), Vec::new(), 0);
+        for piece in pieces::pieces(text, ids)? {
+            let encoded = encode(piece)?;
+            all.extend_from_slice(encoded.get_ids());
+            let offsets = encoded.get_offsets().iter();
+            starts.extend(offsets.map(|(start, _)| at + start));
+            at += piece.len();
+        }
+        Ok((all, starts))
+    }
+
     /// Ids of a text with the special tokens that belong around one, as a prompt has them.
     ///
     /// # Errors
