@@ -27,7 +27,9 @@ use state::StateOptions;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_graphs::optim::Schedule;
-use xtrain_graphs::{Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with};
+use xtrain_graphs::{
+    Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with, step_key,
+};
 use xtrain_models::{Model, ParameterSpec, Weight, Weights, loss};
 
 /// Whether a microbatch ends an optimizer step.
@@ -265,13 +267,14 @@ impl<'m> TrainStep<'m> {
     }
 }
 
-/// The random key of one microbatch: (seed, microstep) and, where the batch is cut for several
-/// replicas, the number of the shard.
+/// The random key of one microbatch, of its number in the run, and, where the batch is cut for
+/// several replicas, the number of the shard.
 fn feed_dropout_rng(recording: &mut Recording, seed: u64, microstep: u64) -> Result<DropoutRng> {
     let mesh = recording.mesh();
     let shards = mesh.batch_shards();
+    let [first, second] = step_key(seed, microstep);
     let keys: Vec<[u32; 3]> = (0..shards as u32)
-        .map(|shard| [(seed ^ (seed >> 32)) as u32, microstep as u32, shard])
+        .map(|shard| [first, second, shard])
         .collect();
     let words = if shards == 1 { 2 } else { 3 };
     let shape = Shape::new(DType::U32, [words]);

@@ -54,6 +54,16 @@ pub fn offloading_needs_two_memories(flags: &Flags) -> Verdict {
     )
 }
 
+/// A stage's forward and backward passes are graphs of their own, and what one hands to the other is on
+/// the device.
+pub fn offloading_is_within_a_graph(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.activation_offloading && *flags.pipeline_parallel > 1,
+        "--activation_offloading does not go with --pipeline_parallel: between their passes stages keep layer inputs on the device",
+        "leave it out; --gradient_checkpointing keeps as little there, and --pipeline_schedule bounds how many microbatches wait",
+    )
+}
+
 pub fn tf32_needs_cuda(flags: &Flags) -> Verdict {
     let fix = match *flags.device {
         Device::Cuda => return Ok(()),

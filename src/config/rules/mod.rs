@@ -67,6 +67,7 @@ rules! {
         if *flags.activation_offloading && *flags.gradient_checkpointing == Checkpointing::Attention =>
         "--activation_offloading offloads layer inputs, but --gradient_checkpointing attention keeps none",
         "use --gradient_checkpointing full or every:K, or leave one of them out";
+    offloading_is_within_a_graph for TRAIN | BENCH in device;
     tf32_needs_cuda for TRAIN_EVAL | BENCH | PREDICT in device;
     cudnn_dropout_needs_cuda for TRAIN | BENCH in device;
     cudnn_dropout_is_fused for TRAIN | BENCH in device;

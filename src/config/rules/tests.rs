@@ -52,6 +52,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "--device cuda bench --activation_offloading --gradient_checkpointing attention",
         "attention keeps none",
     ),
+    (
+        "offloading_is_within_a_graph",
+        "--device cuda CLM --activation_offloading --pipeline_parallel 2",
+        "does not go with --pipeline_parallel",
+    ),
     ("tf32_needs_cuda", "bench --tf32", "needs an NVIDIA card"),
     (
         "cudnn_dropout_needs_cuda",

@@ -11,6 +11,7 @@ use crate::parallel::schedule::bubble;
 use crate::report::scaling::Exchange;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
+use crate::trainer::settings::Checkpointing;
 use crate::trainer::step::placements;
 use xtrain_graphs::Target;
 
@@ -41,6 +42,10 @@ impl Candidate {
         let (settings, model) = (&run.plan.train, &*run.loaded.model);
         let (mesh, zero1) = (execution.train.mesh, execution.train.shard_optimizer_state);
         let optimizer = execution.train.optimizer.build();
+        if mesh.stage > 1 && matches!(execution.train.checkpointing, Checkpointing::Offloaded(_)) {
+            let reason = "--activation_offloading does not go with stages";
+            return Ok(Err(reason.to_string()));
+        }
         if let Err(reason) = placements(model, &*optimizer, mesh, zero1) {
             return Ok(Err(reason.to_string()));
         }

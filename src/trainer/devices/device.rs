@@ -66,7 +66,7 @@ impl DeviceSettings {
         if self.xla_matmuls {
             return Ok(Target::CPU);
         }
-        Ok(match Library::open()?.cpu_target() {
+        Ok(match Library::open()?.cpu_target()? {
             Target::Cpu(kernels) => Target::Cpu(CpuKernels {
                 attention: kernels.attention && !self.plain_attention,
                 ..kernels
@@ -108,7 +108,7 @@ impl DeviceSettings {
 /// # Errors
 /// If XLA's library cannot be opened, or the client not be made.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    open_cpu_among(None, mesh, cache, Library::open()?.cpu_target())
+    open_cpu_among(None, mesh, cache, Library::open()?.cpu_target()?)
 }
 
 /// The same as one of several processes, each of which has its part of the mesh's devices, with the

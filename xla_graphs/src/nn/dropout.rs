@@ -5,6 +5,12 @@
 //! The function is Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random
 //! numbers: as easy as 1, 2, 3", SC 2011; 13 rounds are the fewest that pass BigCrush there). Only
 //! adds, rotations and xors: XLA fuses it into its consumer.
+//!
+//! Its two key words come from the seed and the step ([`step_key`]), and the stream is added to the
+//! second. Its two counter words are the element's: the row, counted through all shards of the
+//! batch, and the place in the row. A row is what follows the first dimension, of a mask whose rows
+//! would have more than 2^32 elements what follows the first dimensions ([`row_dims`]): no mask
+//! repeats, however large it is and however many shards it has.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -16,6 +22,8 @@ use crate::trace::{Tensor, Trace};
 /// Rotation distances of Threefry-2x32, used in turn.
 const ROTATIONS: [u32; 8] = [13, 15, 26, 6, 17, 29, 16, 24];
 const ROUNDS: usize = 13;
+/// Rounds of the one word pair from which all others of a step follow.
+const KEY_ROUNDS: usize = 20;
 /// The key schedule's parity constant (Skein's, 32 bit).
 const PARITY: u32 = 0x1BD1_1BDA;
 
@@ -29,8 +37,40 @@ pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> Inferred {
     Ok(Shape::new(DType::U32, dims))
 }
 
-/// Elements of one mask: from there on [`linear_index`] would repeat.
-pub(crate) const MOST_ELEMENTS: usize = 1 << 32;
+/// The key of a step: a bijection of the step for each seed, so that all 64 bits of both count.
+/// Threefry-2x32 with its usual 20 rounds, the seed as key and the step as counter.
+pub fn step_key(seed: u64, step: u64) -> [u32; 2] {
+    let halves = |x: u64| [x as u32, (x >> 32) as u32];
+    let [k0, k1] = halves(seed);
+    let keys = [k0, k1, k0 ^ k1 ^ PARITY];
+    let [mut x0, mut x1] = halves(step);
+    x0 = x0.wrapping_add(keys[0]);
+    x1 = x1.wrapping_add(keys[1]);
+    for round in 0..KEY_ROUNDS {
+        x0 = x0.wrapping_add(x1);
+        x1 = x1.rotate_left(ROTATIONS[round % 8]) ^ x0;
+        if round % 4 == 3 {
+            let injection = round / 4 + 1;
+            x0 = x0.wrapping_add(keys[injection % 3]);
+            x1 = (x1.wrapping_add(keys[(injection + 1) % 3])).wrapping_add(injection as u32);
+        }
+    }
+    [x0, x1]
+}
+
+/// How many of a mask's first dimensions number its rows: as few as leave a row at most 2^32
+/// elements, but one. Not of the first dimension's size, which shards of the batch divide.
+fn row_dims(dims: &[usize]) -> usize {
+    let fits = |behind: &[usize]| {
+        let product = behind.iter().try_fold(1u64, |product, &size| {
+            product.checked_mul(u64::try_from(size).ok()?)
+        });
+        product.is_some_and(|product| product <= 1 << 32)
+    };
+    (1..dims.len())
+        .find(|&count| fits(&dims[count..]))
+        .unwrap_or(dims.len())
+}
 
 pub(crate) fn expand_bits(
     trace: &Trace,
@@ -38,16 +78,15 @@ pub(crate) fn expand_bits(
     dims: &[usize],
     stream: u32,
 ) -> Result<Tensor> {
-    let (k0, k1) = (word(key, 0)?, word(key, 1)?);
+    let k0 = word(key, 0)?;
+    let k1 = word(key, 1)?.add(&trace.constant(f64::from(stream), DType::U32)?)?;
     let k2 = k0
         .xor(&k1)?
         .xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
     let keys = [k0, k1, k2];
-    // Counter: the element's linear index (modulo 2^32) and the stream.
-    let mut x0 = linear_index(trace, key, dims)?.add(&keys[0])?;
-    let mut x1 = keys[1]
-        .add(&trace.constant(f64::from(stream), DType::U32)?)?
-        .broadcast_to(dims)?;
+    let (rows, places) = counters(trace, key, dims)?;
+    let mut x0 = by_place(&places.add(&keys[0])?, dims)?;
+    let mut x1 = by_row(&rows.add(&keys[1])?, dims)?;
     for round in 0..ROUNDS {
         x0 = x0.add(&x1)?;
         x1 = rotate_left(&x1, ROTATIONS[round % 8])?.xor(&x0)?;
@@ -62,9 +101,11 @@ pub(crate) fn expand_bits(
     Ok(x0)
 }
 
-/// Bits for targets without rotations: key, stream and index through an integer hash of xor-shifts
-/// and products (Wellons, "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so
-/// masks differ from other devices'; each is as much a pure function of the same four numbers.
+/// Bits for targets without rotations: key, stream, row and place through an integer hash of
+/// xor-shifts and products (Wellons, "Prospecting for hash functions", 2018: `lowbias32`). Not
+/// Threefry, so masks differ from other devices'; each is as much a pure function of the same numbers.
+/// A row has two words of its own, a summand and a factor: with one, rows whose words are close
+/// would be permutations of each other.
 pub(crate) fn expand_mixed_bits(
     trace: &Trace,
     key: &Tensor,
@@ -73,7 +114,14 @@ pub(crate) fn expand_mixed_bits(
 ) -> Result<Tensor> {
     let stream = trace.constant(f64::from(stream), DType::U32)?;
     let hashed = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&stream)?)?;
-    mix(&linear_index(trace, key, dims)?.xor(&hashed)?)
+    let (rows, places) = counters(trace, key, dims)?;
+    let summand = mix(&rows.xor(&hashed)?)?;
+    let factor = mix(&summand.add(&hashed)?)?;
+    let odd = factor.or(&trace.full(1.0, factor.shape())?)?;
+    let mixed = by_place(&places, dims)?
+        .xor(&by_row(&summand, dims)?)?
+        .mul(&by_row(&odd, dims)?)?;
+    mix(&mixed)
 }
 
 fn mix(x: &Tensor) -> Result<Tensor> {
@@ -89,10 +137,21 @@ fn word(key: &Tensor, i: usize) -> Result<Tensor> {
     key.slice(&[i], &[i + 1])?.reshape(&[])
 }
 
-/// Each element's index in row-major order, modulo 2^32: in the whole array, of which this is the
-/// shard that the key's third word names, along dimension 0. So replicas that share a batch
-/// draw together what one device would draw for all of it.
-fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
+/// The number of each row, over the dimensions that number them, and of each place in a row, over
+/// the others. Rows are counted through the whole array, of which this is the shard that the key's
+/// third word names, along dimension 0: so replicas that share a batch draw together what one
+/// device would draw for all of it.
+fn counters(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<(Tensor, Tensor)> {
+    let (before, behind) = dims.split_at(row_dims(dims));
+    let (mut rows, count) = linear_index(trace, before)?;
+    if key.dims() == [3] {
+        rows = rows.add(&word(key, 2)?.mul_scalar(f64::from(count))?)?;
+    }
+    Ok((rows, linear_index(trace, behind)?.0))
+}
+
+/// Each element's index in row-major order, and how many there are, modulo 2^32.
+fn linear_index(trace: &Trace, dims: &[usize]) -> Result<(Tensor, u32)> {
     let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
     let mut stride = 1u32;
     for dim in (0..dims.len()).rev() {
@@ -103,10 +162,19 @@ fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
         )?;
         stride = stride.wrapping_mul(dims[dim] as u32);
     }
-    if key.dims() == [3] {
-        index = index.add(&word(key, 2)?.mul_scalar(f64::from(stride))?)?;
-    }
-    Ok(index)
+    Ok((index, stride))
+}
+
+/// A value of each row for all of its elements.
+fn by_row(rows: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let map: Vec<usize> = (0..rows.rank()).collect();
+    rows.broadcast_in(dims, &map)
+}
+
+/// A value of each place for all rows.
+fn by_place(places: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let map: Vec<usize> = (dims.len() - places.rank()..dims.len()).collect();
+    places.broadcast_in(dims, &map)
 }
 
 fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
@@ -131,8 +199,8 @@ fn random_bits(key: &Tensor, dims: &[usize]) -> Result<Tensor> {
     key.apply(Op::Composite(bits), &[])
 }
 
-/// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of
-/// the batch's shard. `None` means that nothing is dropped.
+/// The random streams of one step: a key `u32[2]`, its [`step_key`], or `u32[3]` with the number of
+/// the batch's shard behind it. `None` means that nothing is dropped.
 #[derive(Clone)]
 pub struct DropoutRng {
     key: Option<Tensor>,
@@ -141,7 +209,7 @@ pub struct DropoutRng {
 }
 
 impl DropoutRng {
-    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the
+    /// Dropout as configured, keyed by `key` (`u32[2]`: the [`step_key`]; or `u32[3]`: the shard of the
     /// batch besides).
     pub fn keyed(key: Tensor) -> Self {
         DropoutRng {
@@ -212,5 +280,43 @@ impl DropoutRng {
         // Everything dropped: the scale would be infinite.
         let scale = if rate < 1.0 { 1.0 / (1.0 - rate) } else { 0.0 };
         keep.select(&x.mul_scalar(scale)?, &x.trace().full(0.0, x.shape())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows have at most 2^32 elements, and how they are cut is the same for every number of shards.
+    #[test]
+    fn no_row_has_more_elements_than_a_word_counts() {
+        let t = 1 << 16;
+        for (dims, want) in [
+            (&[][..], 0),
+            (&[9], 1),
+            (&[32 * 1024, 768], 1),
+            (&[32, 12, 1024, 1024], 1),
+            (&[1 << 20, 1 << 16, t], 1),
+            (&[4, 2, t, t / 2], 1),
+            (&[4, 2, t, t], 2),
+            (&[4, 1, t, t + 1], 3),
+            (&[1 << 40, 1 << 40, 1 << 40, 2], 3),
+        ] {
+            assert_eq!(row_dims(dims), want, "{dims:?}");
+        }
+    }
+
+    /// Seeds whose halves were once folded into one another, and steps beyond 2^32, have keys of their
+    /// own.
+    #[test]
+    fn all_bits_of_the_seed_and_of_the_step_are_in_the_key() {
+        let bits = (0..64).map(|bit| 1u64 << bit).chain([0, (1 << 32) + 1]);
+        let all: Vec<u64> = bits.collect();
+        let keys: std::collections::HashSet<[u32; 2]> = (all.iter())
+            .flat_map(|&seed| all.iter().map(move |&step| step_key(seed, step)))
+            .collect();
+        assert_eq!(keys.len(), all.len() * all.len());
+        // Random123's published answer for 20 rounds.
+        assert_eq!(step_key(0, 0), [0x6b20_0159, 0x99ba_4efe]);
     }
 }

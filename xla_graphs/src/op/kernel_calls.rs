@@ -18,15 +18,18 @@ pub enum CpuKernel {
     Avx512F32,
     /// Products of pairs of bf16 on AVX-512; f32 operands are rounded.
     Avx512Bf16,
+    /// Products of bf16 as f32 on AVX-512, widened where they are packed; f32 operands are rounded.
+    Avx512WidenedBf16,
     /// Products of f32 on AVX2.
     Avx2F32,
 }
 
 impl CpuKernel {
     /// All of them; of one type the best first.
-    pub const ALL: [CpuKernel; 5] = [
+    pub const ALL: [CpuKernel; 6] = [
         CpuKernel::AmxBf16,
         CpuKernel::Avx512Bf16,
+        CpuKernel::Avx512WidenedBf16,
         CpuKernel::AmxF32,
         CpuKernel::Avx512F32,
         CpuKernel::Avx2F32,
@@ -35,7 +38,9 @@ impl CpuKernel {
     /// The type of the products: bf16 or f32. A kernel for bf16 takes and gives f32 too.
     pub fn dtype(self) -> DType {
         match self {
-            CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 => DType::BF16,
+            CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 | CpuKernel::Avx512WidenedBf16 => {
+                DType::BF16
+            }
             CpuKernel::AmxF32 | CpuKernel::Avx512F32 | CpuKernel::Avx2F32 => DType::F32,
         }
     }
@@ -48,6 +53,7 @@ impl CpuKernel {
             CpuKernel::Avx512Bf16 => 2,
             CpuKernel::Avx2F32 => 3,
             CpuKernel::AmxF32 => 4,
+            CpuKernel::Avx512WidenedBf16 => 5,
         }
     }
 
@@ -59,8 +65,15 @@ impl CpuKernel {
             CpuKernel::AmxF32 => "amx-f32-1",
             CpuKernel::Avx512F32 => "avx512-f32-2",
             CpuKernel::Avx512Bf16 => "avx512-bf16-2",
+            CpuKernel::Avx512WidenedBf16 => "avx512-widened-bf16-1",
             CpuKernel::Avx2F32 => "avx2-f32-2",
         }
+    }
+
+    /// Its name alone, as people write it.
+    pub fn kind(self) -> &'static str {
+        let name = self.name();
+        name.rsplit_once('-').map_or(name, |(kind, _)| kind)
     }
 
     /// What stands in for it where its tiles are of no use; of others themselves.
@@ -211,7 +224,7 @@ impl HeadLayout {
 
 impl KernelAttention {
     /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "attention-2";
+    pub const NAME: &'static str = "attention-3";
 
     /// Whether it computes the gradients.
     pub fn is_backward(&self) -> bool {

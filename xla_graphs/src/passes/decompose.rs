@@ -5,7 +5,6 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
-use crate::nn::dropout::MOST_ELEMENTS;
 use crate::nn::kernel_attention::MaskSource;
 use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
@@ -17,7 +16,7 @@ use std::collections::HashSet;
 pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
     let order: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
     let outputs: HashSet<NodeId> = graph.outputs.iter().map(|output| output.node).collect();
-    let decomposed = graph.rebuild_in(&order, |trace, id, replaced| {
+    graph.rebuild_in(&order, |trace, id, replaced| {
         let node = &graph.nodes[id as usize];
         let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
         match &node.op {
@@ -62,20 +61,7 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
             Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
             primitive => record(trace, primitive, &x),
         }
-    })?;
-    let is_mask =
-        |node: &&GraphNode| matches!(node.op, Op::Composite(Composite::RandomBits { .. }));
-    match decomposed.nodes.iter().find(is_mask) {
-        None => Ok(decomposed),
-        Some(mask) => Err(decomposed.invalid(
-            mask,
-            format!(
-                "a dropout mask {} has more than 2^32 elements, so its random numbers would repeat; lower the batch of a device or \
-                 the length",
-                mask.shape.with_dtype(DType::Pred)
-            ),
-        )),
-    }
+    })
 }
 
 /// Node `id` in primitives, over its operands `x`.
@@ -87,12 +73,6 @@ fn composite(
     target: Target,
 ) -> Result<Tensor> {
     match op {
-        // An error of `decompose`, unless cuDNN draws the mask itself.
-        Composite::RandomBits { .. }
-            if graph.nodes[id as usize].shape.elements() > MOST_ELEMENTS =>
-        {
-            x[0].apply(Op::Composite(op.clone()), &[])
-        }
         Composite::RandomBits { dims, stream } if target.has_threefry() => {
             dropout::expand_bits(x[0].trace(), &x[0], dims, *stream)
         }
@@ -215,27 +195,4 @@ fn is_zero(x: &Tensor) -> bool {
         node = x.trace().tensor(node.operands[0]).node();
     }
     matches!(node.op, Op::Constant { value: Scalar::Float(value), .. } if value.get() == 0.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DropoutRng, InputRole, Shape, Trace};
-
-    #[test]
-    fn a_mask_of_more_than_2_to_the_32_elements_is_an_error() {
-        let expanded = |dims: [usize; 2]| {
-            let trace = Trace::new();
-            let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
-            let mask = DropoutRng::keyed(key).keep_mask(&dims, 0.1).unwrap();
-            trace.output("mask", &mask.unwrap());
-            decompose(&trace.finish("test").unwrap(), Target::CPU)
-        };
-        assert!(expanded([1 << 16, 1 << 16]).is_ok());
-        let message = expanded([1 << 16, (1 << 16) + 1]).unwrap_err().to_string();
-        assert!(
-            message.contains("pred[65536,65537] has more than 2^32 elements"),
-            "{message}"
-        );
-    }
 }

@@ -26,7 +26,13 @@ pub(super) fn early(graph: &Graph, target: Target) -> Result<Graph> {
     graph.rebuild(|trace, id, x| {
         let node = &graph.nodes[id as usize];
         if let Op::ToHost = node.op {
-            return Ok(copies[&node.operands[0]].clone());
+            if let Some(copy) = copies.get(&node.operands[0]) {
+                return Ok(copy.clone());
+            }
+            // Of an input, which is there from the beginning: as another graph gave it.
+            let copy = x[0].to_host()?;
+            copies.insert(node.operands[0], copy.clone());
+            return Ok(copy);
         }
         let value = trace.record(node.op.clone(), &x.iter().collect::<Vec<&Tensor>>())?;
         if !kept.contains(&id) {
@@ -123,6 +129,25 @@ mod tests {
                 graph.nodes
             );
         }
+    }
+
+    /// What another graph gave, as the pieces of a pipeline do, is put away like what is made here.
+    #[test]
+    fn inputs_can_be_put_away() {
+        let mut graph = step(Checkpointing::Offloaded(1));
+        let first = graph.nodes.iter().find(|node| node.op == Op::ToHost);
+        let kept = first.unwrap().operands[0];
+        graph.inputs.push(crate::graph::InputSpec {
+            name: "value.0".into(),
+            role: InputRole::Feed,
+            shape: graph.nodes[kept as usize].shape.clone(),
+        });
+        let input = Op::Input(graph.inputs.len() as u32 - 1);
+        let node = &mut graph.nodes[kept as usize];
+        (node.op, node.operands) = (input, Vec::new());
+        let lowered = passes::lower(&graph, card()).unwrap();
+        let away = lowered.nodes.iter().filter(|node| node.op == Op::ToHost);
+        assert_eq!(away.count(), LAYERS);
     }
 
     /// Without a memory to go to, it is checkpointing, node by node: the numbers are those.

@@ -19,6 +19,7 @@ namespace xtrain::kernels {
 namespace {
 
 struct Amx : Tiles {
+  static constexpr bool kTakesBf16 = true;
   using A = Order<kMr, true, true>;
   using B = Order<kNr, true, false>;
   static constexpr int64_t kKc = 384, kStep = 128, kAWords = 64 << 10;

@@ -21,6 +21,7 @@ namespace xtrain::kernels {
 namespace {
 
 struct AmxOfThree : Tiles {
+  static constexpr bool kTakesBf16 = false;
   using A = Order<kMr, true, true, 3>;
   using B = Order<kNr, true, false, 3>;
   static constexpr int64_t kKc = 384, kStep = 384, kAWords = 192 << 10;

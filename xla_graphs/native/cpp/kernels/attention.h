@@ -16,8 +16,8 @@ struct Heads {
   int64_t strides[3];
 };
 
-// Dropout of the probabilities: element i of [B, H, T, S] (of the whole batch, of which this is shard `key[2]`) is kept if
-// word i of Threefry's stream is at least the threshold, as `nn/dropout.rs` has it.
+// Dropout of the probabilities: an element of [B, H, T, S] is kept if its word of Threefry's stream is at least the threshold, as
+// `nn/dropout.rs` has it; of the whole batch, of which this is shard `key[2]`.
 struct AttentionDropout {
   bool is_on;
   uint32_t threshold, stream;

@@ -267,23 +267,34 @@ struct AttentionLoops {
     const __m512 scale_, by_cap_, cap_, once_;
   };
 
-  // Which of 16 queries, those of vector v of a panel, keep their key.
+  // Which of 16 queries, those of vector v of a panel, keep their key. A row of the mask is a batch entry, or where that has more than
+  // 2^32 elements a head, or a query.
   struct Keeper {
     const Threefry bits;
-    __m512i counters, threshold;
+    __m512i rows, places, threshold;
 
-    Keeper(const Attention& x, const Panel& at, int v)
-        : bits(x.dropout), threshold(_mm512_set1_epi32(static_cast<int32_t>(x.dropout.threshold))) {
-      const uint32_t rows = static_cast<uint32_t>((at.b * x.heads + at.h) * x.queries + at.q0 + 16 * v);
-      const uint32_t shard = x.dropout.key[2] * static_cast<uint32_t>(x.batch * x.heads * x.queries);
+    Keeper(const Attention& x, const Panel& at, int v) : bits(x.dropout), threshold(Each(x.dropout.threshold)) {
+      constexpr int64_t kMost = int64_t{1} << 32;
+      const int64_t of_head = x.queries * x.keys, entry = x.dropout.key[2] * x.batch + at.b, head = entry * x.heads + at.h;
+      const int64_t query = at.q0 + 16 * v;
       const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-      counters = _mm512_mullo_epi32(_mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(rows + shard)), lanes),
-                                    _mm512_set1_epi32(static_cast<int32_t>(x.keys)));
+      const auto by_keys = [&](int64_t first) { return _mm512_mullo_epi32(_mm512_add_epi32(Each(first), lanes), Each(x.keys)); };
+      if (of_head <= kMost / x.heads) {
+        rows = Each(entry), places = by_keys(at.h * x.queries + query);
+      } else if (of_head <= kMost) {
+        rows = Each(head), places = by_keys(query);
+      } else {
+        rows = _mm512_add_epi32(Each(head * x.queries + query), lanes), places = _mm512_setzero_si512();
+      }
+    }
+
+    // Modulo 2^32.
+    static inline __attribute__((always_inline)) __m512i Each(int64_t x) {
+      return _mm512_set1_epi32(static_cast<int32_t>(static_cast<uint32_t>(x)));
     }
 
     inline __attribute__((always_inline)) __mmask16 operator()(int64_t key) const {
-      const __m512i words = bits(_mm512_add_epi32(counters, _mm512_set1_epi32(static_cast<int32_t>(key))));
-      return _mm512_cmpge_epu32_mask(words, threshold);
+      return _mm512_cmpge_epu32_mask(bits(rows, _mm512_add_epi32(places, Each(key))), threshold);
     }
   };
 
@@ -295,7 +306,7 @@ struct AttentionLoops {
     __m512i first, second;
     if constexpr (K::kPairs) {
 #ifdef __AVX512BF16__
-      const auto pair = [](const Row& row) { return (__m512i)_mm512_cvtne2ps_pbh(row[1], row[0]); };
+      const auto pair = [](const Row& row) { return ToBf16(row[0], row[1]); };
       Interleave<16>(pair(rows[0]), pair(rows[1]), first, second);
 #endif
     } else {
@@ -315,9 +326,7 @@ struct AttentionLoops {
   // A row of 32 columns of an A that is read by rows.
   static inline __attribute__((always_inline)) void PutRow(const Row& row, uint32_t* to) {
     if constexpr (K::kPairs) {
-#ifdef __AVX512BF16__
-      _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(row[1], row[0]));
-#endif
+      _mm512_storeu_si512(to, ToBf16(row[0], row[1]));
     } else {
       _mm512_storeu_ps(to, row[0]);
       _mm512_storeu_ps(to + 16, row[1]);
@@ -367,9 +376,7 @@ struct AttentionLoops {
       StoreRow(c, offset, FirstBits(columns, 16), left);
       StoreRow(c, offset + 16, FirstBits(columns - 16, 16), right);
     } else if (c.c_bf16) {
-#ifdef __AVX512BF16__
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<uint16_t*>(c.c) + offset), (__m512i)_mm512_cvtne2ps_pbh(right, left));
-#endif
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<uint16_t*>(c.c) + offset), ToBf16(left, right));
     } else {
       _mm512_stream_ps(static_cast<float*>(c.c) + offset, left);
       if (columns > 16) _mm512_stream_ps(static_cast<float*>(c.c) + offset + 16, right);
@@ -482,7 +489,7 @@ struct AttentionLoops {
   }
 
   // The sum of the products of two rows of a head.
-  static float Dot(const char* a, const char* b, int64_t width) {
+  static float Dot(bool is_bf16, const char* a, const char* b, int64_t width) {
     __m512 sum = _mm512_setzero_ps();
     if constexpr (K::kPairs) {
 #ifdef __AVX512BF16__
@@ -491,6 +498,11 @@ struct AttentionLoops {
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(mask, a), (__m512bh)_mm512_maskz_loadu_epi16(mask, b));
       }
 #endif
+    } else if (is_bf16) {
+      for (int64_t d = 0; d < width; d += 16, a += 32, b += 32) {
+        const __mmask16 mask = FirstBits(width - d, 16);
+        sum = _mm512_fmadd_ps(Widened(_mm256_maskz_loadu_epi16(mask, a)), Widened(_mm256_maskz_loadu_epi16(mask, b)), sum);
+      }
     } else {
       for (int64_t d = 0; d < width; d += 16, a += 64, b += 64) {
         const __mmask16 mask = FirstBits(width - d, 16);
@@ -508,7 +520,8 @@ struct AttentionLoops {
     Rests(const Attention& x, const Panel& at) {
       alignas(64) float products[kNr] = {};
       for (int64_t q = 0; q < at.queries; ++q) {
-        products[q] = Dot(AttentionLoops::At(x, x.dy, at.b, at.h, at.q0 + q), AttentionLoops::At(x, x.out, at.b, at.h, at.q0 + q), x.width);
+        const int64_t t = at.q0 + q;
+        products[q] = Dot(x.is_bf16, AttentionLoops::At(x, x.dy, at.b, at.h, t), AttentionLoops::At(x, x.out, at.b, at.h, t), x.width);
       }
       for (int v = 0; v < 2; ++v) {
         const __mmask16 mask = FirstBits(at.queries - 16 * v, 16);
@@ -697,10 +710,11 @@ struct AttentionLoops {
   }
 };
 
-// A kernel's matmul and attention.
-template <class K>
+// A kernel's matmul, and attention by the tile of the same or another.
+template <class K, class OfAttention = K>
 constexpr Implementation Implement() {
-  return {Gemm<K>::MakePlan, Gemm<K>::Work, {AttentionLoops<K>::Plan, AttentionLoops<K>::Forward, AttentionLoops<K>::Backward}};
+  using Loops = AttentionLoops<OfAttention>;
+  return {Gemm<K>::MakePlan, Gemm<K>::Work, {Loops::Plan, Loops::Forward, Loops::Backward}};
 }
 
 }  // namespace

@@ -44,17 +44,18 @@ inline __attribute__((always_inline)) __m512 Tanh(__m512 x) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(size, _mm512_set1_ps(0.625f), _CMP_GE_OQ), p, signed_far);
 }
 
-// The first word of Threefry-2x32 with 13 rounds for 16 counters, as `nn/dropout.rs` writes it in XLA's operations.
+// The first word of Threefry-2x32 with 13 rounds for 16 elements, by their rows and places in these, as `nn/dropout.rs` writes it in
+// XLA's operations.
 class Threefry {
  public:
-  explicit Threefry(const AttentionDropout& dropout) : stream_(dropout.stream) {
-    keys_[0] = dropout.key[0], keys_[1] = dropout.key[1];
+  explicit Threefry(const AttentionDropout& dropout) {
+    keys_[0] = dropout.key[0], keys_[1] = dropout.key[1] + dropout.stream;
     keys_[2] = keys_[0] ^ keys_[1] ^ 0x1bd11bdau;
   }
 
-  inline __attribute__((always_inline)) __m512i operator()(__m512i counters) const {
-    __m512i x0 = _mm512_add_epi32(counters, Word(keys_[0]));
-    __m512i x1 = Word(keys_[1] + stream_);
+  inline __attribute__((always_inline)) __m512i operator()(__m512i rows, __m512i places) const {
+    __m512i x0 = _mm512_add_epi32(places, Word(keys_[0]));
+    __m512i x1 = _mm512_add_epi32(rows, Word(keys_[1]));
     Rounds<13, 15, 26, 6>(x0, x1);
     Inject(x0, x1, 1);
     Rounds<17, 29, 16, 24>(x0, x1);
@@ -86,7 +87,7 @@ class Threefry {
     x1 = _mm512_add_epi32(x1, Word(keys_[(number + 1) % 3] + number));
   }
 
-  uint32_t keys_[3], stream_;
+  uint32_t keys_[3];
 };
 
 }  // namespace

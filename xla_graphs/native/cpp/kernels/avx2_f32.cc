@@ -19,7 +19,7 @@ namespace {
 struct Avx2 {
   static constexpr int kMr = 6, kNr = 16;
   static constexpr bool kReadsRows = true;
-  static constexpr bool kPairs = false;
+  static constexpr bool kPairs = false, kTakesBf16 = false;
   using A = Order<kMr>;
   using B = Order<kNr>;
   static constexpr int64_t kKc = 256, kStep = kKc, kAWords = 32 << 10;

@@ -20,20 +20,20 @@
 namespace xtrain::kernels {
 namespace {
 
-// P: kPairs, and `MultiplyAdd(sums, words of A, words of B)`.
+// P: kPairs, kRounds (whether f32 operands are rounded to bf16, which then are words of f32), State, and `MultiplyAdd(sums, words of A,
+// words of B)`.
 template <class P>
 struct Broadcast {
   static constexpr int kMr = 14, kNr = 32;
-  static constexpr bool kReadsRows = true;
-  static constexpr bool kPairs = P::kPairs;
-  using A = Order<kMr, false, false>;
-  using B = Order<kNr, false, false>;
+  static constexpr bool kPairs = P::kPairs, kTakesBf16 = true;
+  // Where words are what is in memory.
+  static constexpr bool kReadsRows = !P::kRounds;
+  using A = Order<kMr, false, false, 1, P::kRounds>;
+  using B = Order<kNr, false, false, 1, P::kRounds>;
   // Panels of B of 96 KB: twice L1 or more, and still faster than to store and load the sums more often.
   static constexpr int64_t kKc = 768, kStep = kKc, kAWords = 64 << 10;
   static constexpr int SumAt(int row, int column) { return row * kNr + column; }
-  struct State {
-    State() {}
-  };
+  using State = typename P::State;
 
   static inline __attribute__((always_inline)) __m512i Word(const char* at) {
     int32_t word;

@@ -600,7 +600,7 @@ extern "C" void xtrain_cpp_register_kernels() {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.3", xtrain::kernels::kCallMatmul) & add("xtrain.attention.2", xtrain::kernels::kCallAttention) &
+    return add("xtrain.matmul.3", xtrain::kernels::kCallMatmul) & add("xtrain.attention.3", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
            add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
            add("xtrain.norm.2", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.2", xtrain::kernels::kCallNormGradients);
@@ -608,7 +608,9 @@ extern "C" void xtrain_cpp_register_kernels() {
   (void)registered;
 }
 
-// Whether this processor and its operating system execute a kernel, by its number.
+// Whether this processor and its operating system execute a kernel, by its number: 0 if not, 2 if the next one of its type is
+// faster, else 1.
 extern "C" int xtrain_cpp_has_kernel(int64_t kernel) {
-  return xtrain::kernels::Find(static_cast<xtrain::kernels::Kernel>(kernel)) != nullptr;
+  const auto number = static_cast<xtrain::kernels::Kernel>(kernel);
+  return xtrain::kernels::Find(number) == nullptr ? 0 : xtrain::kernels::IsSlow(number) ? 2 : 1;
 }

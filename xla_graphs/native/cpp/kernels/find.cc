@@ -37,11 +37,17 @@ const Implementation* Find(Kernel kernel) {
       return has_avx512 ? &kAvx512F32 : nullptr;
     case Kernel::kAvx512Bf16:
       return has_pairs ? &kAvx512Bf16 : nullptr;
+    case Kernel::kAvx512WidenedBf16:
+      return has_avx512 ? &kAvx512WidenedBf16 : nullptr;
     case Kernel::kAvx2F32:
       return has_avx2 ? &kAvx2F32 : nullptr;
   }
   return nullptr;
 }
+
+// An Intel core begins half as many VDPBF16PS a cycle as multiply-adds of f32, and each takes another microoperation; AMD's begin as
+// many, of twice the products.
+bool IsSlow(Kernel kernel) { return kernel == Kernel::kAvx512Bf16 && __builtin_cpu_is("intel"); }
 
 const Loops& FindLoops() {
   static const Loops& best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -59,6 +65,8 @@ const Loops& FindLoops() {
 namespace xtrain::kernels {
 
 const Implementation* Find(Kernel) { return nullptr; }
+
+bool IsSlow(Kernel) { return false; }
 
 const Loops& FindLoops() { return kLoopsBaseline; }
 

@@ -47,7 +47,7 @@ inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t o
   }
 }
 
-// K: kMr, kNr, kPairs, kReadsRows (whether A's words may be anywhere, not only in panels of its Order), Orders A and B, SumAt (where
+// K: kMr, kNr, kPairs, kTakesBf16 (whether operands may be bf16 in memory), kReadsRows (whether A's words may be anywhere, not only in panels of its Order), Orders A and B, SumAt (where
 // the sum of a row and column is, as the kernel stores its registers; 16 columns from a multiple of 16 on lie side by side), the sizes
 // kKc (words of k that are packed at a time), kStep (those that the kernel takes at a time, a multiple of 16 or kKc) and kAWords (what
 // A's block may take of L2), and `Tile`, the kernel proper.
@@ -222,8 +222,8 @@ struct Gemm {
   template <class O>
   static void PackAs(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
                      int64_t panel_words) {
-    if constexpr (K::kPairs && O::kPieces == 1) {
-      if (is_bf16) return Pack<O, true, true>(s, r0, panels, k0, words, to, panel_words);
+    if constexpr (K::kTakesBf16) {
+      if (is_bf16) return Pack<O, K::kPairs, true>(s, r0, panels, k0, words, to, panel_words);
     }
     Pack<O, K::kPairs, false>(s, r0, panels, k0, words, to, panel_words);
   }

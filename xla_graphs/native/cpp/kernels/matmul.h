@@ -38,7 +38,7 @@ struct Matmul {
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
-enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3, kAmxF32 = 4 };
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3, kAmxF32 = 4, kAvx512WidenedBf16 = 5 };
 
 // How a matmul is divided into parts that any thread may compute.
 struct Plan {
@@ -73,7 +73,10 @@ struct Implementation {
 // The kernel, or null where this processor (or its operating system) cannot execute it.
 const Implementation* Find(Kernel kernel);
 
-extern const Implementation kAmxBf16, kAmxF32, kAvx512F32, kAvx512Bf16, kAvx2F32;
+// Whether this processor, which executes the kernel, has instructions for the next one of its type (CpuKernel::ALL) that do more.
+bool IsSlow(Kernel kernel);
+
+extern const Implementation kAmxBf16, kAmxF32, kAvx512F32, kAvx512Bf16, kAvx512WidenedBf16, kAvx2F32;
 
 }  // namespace xtrain::kernels
 

@@ -22,13 +22,39 @@
 namespace xtrain::kernels {
 namespace {
 
+inline __attribute__((always_inline)) __m512 Widened(__m256i bf16) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
+}
+
+// f32 that are bf16: the nearest, of two the even one. A NaN stays one.
+inline __attribute__((always_inline)) __m512 Rounded(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i all = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_castsi512_ps(_mm512_and_si512(all, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+inline __attribute__((always_inline)) __m256i ToBf16(__m512 x) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(Rounded(x)), 16));
+#endif
+}
+
+inline __attribute__((always_inline)) __m512i ToBf16(__m512 first, __m512 second) {
+#ifdef __AVX512BF16__
+  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(ToBf16(first)), ToBf16(second), 1);
+#endif
+}
+
 // Stores 16 columns of a row of C.
 inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t offset, __mmask16 mask, __m512 value) {
   if (x.c_bf16) {
-#ifdef __AVX512BF16__
-    uint16_t* to = static_cast<uint16_t*>(x.c) + offset;
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
-#endif
+    _mm256_mask_storeu_epi16(static_cast<uint16_t*>(x.c) + offset, mask, ToBf16(value));
   } else {
     _mm512_mask_storeu_ps(static_cast<float*>(x.c) + offset, mask, value);
   }
@@ -37,14 +63,16 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
 // To L2.
 inline __attribute__((always_inline)) void Prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
-// Of f32 what is packed: themselves (kWhole), or one of the three bf16 that add up to each exactly. Each is the nearest to what is left,
-// so that the next has either sign: pieces too small for a large sum then add up to nothing. What would round to infinity is cut off.
-constexpr int kWhole = -1;
+// Of f32 what is packed: themselves (kWhole), the nearest bf16 (kNearest), or one of the three bf16 that add up to each exactly. Each of
+// the three is the nearest to what is left, so that the next has either sign: pieces too small for a large sum then add up to nothing.
+// What would round to infinity is cut off.
+constexpr int kWhole = -1, kNearest = -2;
 // As VFPCLASSPS takes it.
 constexpr int kNanOrInfinity = 0x99;
 template <int kPiece>
 inline __attribute__((always_inline)) __m512 PieceOf(__m512 x) {
   if constexpr (kPiece == kWhole) return x;
+  if constexpr (kPiece == kNearest) return Rounded(x);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const auto up = [](__m512 value) { return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000)); };
   const __mmask16 cut = _mm512_fpclass_ps_mask(_mm512_castsi512_ps(up(x)), kNanOrInfinity);
@@ -83,8 +111,8 @@ inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
   }
 }
 
-// Loads of one block, whose masks are made once. kPiece: what of an f32 becomes a bf16. kPairs: words are pairs of bf16; else f32 and f32 only, and along k. kBf16: what is
-// in memory.
+// Loads of one block, whose masks are made once. kPiece: what of an f32 becomes a bf16. kPairs: words are pairs of bf16; else f32, and then along k
+// only. kBf16: what is in memory.
 template <bool kPairs, bool kBf16, bool kAlongK, int kPiece = kWhole>
 struct Load {
   const Source& s;
@@ -113,7 +141,12 @@ struct Load {
       Prefetch(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
       if constexpr (kPairs && !kBf16) Prefetch(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
       if constexpr (!kPairs) {
-        return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + at));
+        if constexpr (kBf16) {
+          const __m256i narrow = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(low), static_cast<const uint16_t*>(s.data) + at);
+          return _mm512_castps_si512(Widened(narrow));
+        } else {
+          return _mm512_castps_si512(PieceOf<kPiece>(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + at)));
+        }
       } else {
 #ifdef __AVX512BF16__
         if constexpr (kBf16) return _mm512_maskz_loadu_epi16(low, static_cast<const uint16_t*>(s.data) + at);
@@ -177,10 +210,13 @@ inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r,
 //   Words: for each word of k, kR rows (what broadcasting kernels read).
 //   Tiles: for each 16 words of k, for each 16 rows, a tile of 16 x 16 words, of one r each 16 (kRMajor) or one k (else).
 //   With kOf 3, tiles of each of the three pieces of f32 (`PieceOf`), one piece's after the other's.
-template <int kR, bool kTiles, bool kRMajor, int kOf = 1>
+//   With kRounds, words are f32, and those that are f32 in memory are rounded to bf16.
+template <int kR, bool kTiles, bool kRMajor, int kOf = 1, bool kRounds = false>
 struct Order {
   static_assert(kOf == 1 || (kOf == 3 && kTiles && kR == 32), "pieces lie in tiles");
   static constexpr int kPieces = kOf;
+  // What of f32 is packed, if they are not in pieces.
+  static constexpr int kPiece = kRounds ? kNearest : kWhole;
   // Words that are stored for each word of k.
   static constexpr int64_t kPerK = kR * kOf;
   static constexpr int kRows = kR;
@@ -202,7 +238,7 @@ struct Order {
     } else if constexpr (kTiles) {
       PackBlock<kPairs, kBf16, kAlongK, kRMajor>(s, r0 + r, k0 + k, panel + (k * kR + r * 16), 16, 16, 16);
     } else {
-      PackBlock<kPairs, kBf16, kAlongK, false>(s, r0 + r, k0 + k, panel + k * kR + r, kR,
+      PackBlock<kPairs, kBf16, kAlongK, false, kPiece>(s, r0 + r, k0 + k, panel + k * kR + r, kR,
                                                static_cast<int>(std::min<int64_t>(16, words - k)), std::min(16, kR - r));
     }
   }
@@ -232,7 +268,7 @@ class Across {
   template <int kPiece = kWhole>
   inline __attribute__((always_inline)) void operator()(int64_t k, int64_t ahead, __m512i& first, __m512i& second) const {
     if constexpr (!kPairs) {
-      first = Row(k, ahead, second);
+      first = Row<kPiece>(k, ahead, second);
     } else {
 #ifdef __AVX512BF16__
       Interleave<kSecond>(Pairs<kPiece>(2 * k, 2 * ahead), Pairs<kPiece>(2 * k + 1, 2 * ahead), first, second);
@@ -245,13 +281,22 @@ class Across {
   static constexpr int kShift = kPairs ? 16 : kSecond;
 
   // f32 of element k: of 16 rows from the first on, and `second` of those from kShift on.
+  template <int kPiece>
   inline __attribute__((always_inline)) __m512i Row(int64_t k, int64_t ahead, __m512i& second) const {
-    const float* from = static_cast<const float*>(s_.data) + k * s_.k_stride + r_;
-    Prefetch(from + ahead * s_.k_stride);
-    Prefetch(from + ahead * s_.k_stride + kShift);
-    const bool is_there = k < s_.k_size;
-    second = _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? high_ : 0, from + kShift));
-    return _mm512_castps_si512(_mm512_maskz_loadu_ps(is_there ? low_ : 0, from));
+    const int64_t at = k * s_.k_stride + r_;
+    const __mmask16 low = k < s_.k_size ? low_ : 0, high = k < s_.k_size ? high_ : 0;
+    if constexpr (kBf16) {
+      const uint16_t* from = static_cast<const uint16_t*>(s_.data) + at;
+      Prefetch(from + ahead * s_.k_stride);
+      second = _mm512_castps_si512(Widened(_mm256_maskz_loadu_epi16(high, from + kShift)));
+      return _mm512_castps_si512(Widened(_mm256_maskz_loadu_epi16(low, from)));
+    } else {
+      const float* from = static_cast<const float*>(s_.data) + at;
+      Prefetch(from + ahead * s_.k_stride);
+      Prefetch(from + ahead * s_.k_stride + kShift);
+      second = _mm512_castps_si512(PieceOf<kPiece>(_mm512_maskz_loadu_ps(high, from + kShift)));
+      return _mm512_castps_si512(PieceOf<kPiece>(_mm512_maskz_loadu_ps(low, from)));
+    }
   }
 
 #ifdef __AVX512BF16__
@@ -264,7 +309,7 @@ class Across {
       return _mm512_maskz_loadu_epi16(k < s_.k_size ? low_ : 0, from);
     } else {
       __m512i high;
-      const __m512i low = Row(k, ahead, high);
+      const __m512i low = Row<kWhole>(k, ahead, high);
       return (__m512i)_mm512_cvtne2ps_pbh(PieceOf<kPiece>(_mm512_castsi512_ps(high)), PieceOf<kPiece>(_mm512_castsi512_ps(low)));
     }
   }
@@ -320,7 +365,7 @@ void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t 
             across.template operator()<2>(k0 + k + i, kStep, first, second);
             _mm512_store_si512(at + 1024, first), _mm512_store_si512(at + 1280, second);
           } else {
-            across(k0 + k + i, kStep, first, second);
+            across.template operator()<O::kPiece>(k0 + k + i, kStep, first, second);
             _mm512_mask_storeu_epi32(at, kFirst, first);
             _mm512_mask_storeu_epi32(at + to_second, of_second, second);
           }

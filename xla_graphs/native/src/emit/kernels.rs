@@ -13,7 +13,7 @@ use xtrain_graphs::op::{
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
 const MATMUL: &str = "xtrain.matmul.3";
-const ATTENTION: &str = "xtrain.attention.2";
+const ATTENTION: &str = "xtrain.attention.3";
 const ONE_PASS: &str = "xtrain.one_pass.1";
 const LOG_SUM_EXP: &str = "xtrain.log_sum_exp.1";
 const CROSS_ENTROPY_GRAD: &str = "xtrain.cross_entropy_grad.1";

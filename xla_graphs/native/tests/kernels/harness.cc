@@ -36,7 +36,7 @@ struct Named {
   bool is_bf16;
   bool flushes = is_bf16;  // subnormal operands count as zero
 };
-constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAmxF32, "amx-f32", false, true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
+constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512WidenedBf16, "avx512-widened-bf16", true}, {Kernel::kAmxF32, "amx-f32", false, true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
 
 uint16_t ToBf16(float x) {
   uint32_t bits;
@@ -351,10 +351,10 @@ bool TestKnownPasses(std::mt19937& random, Passes<P...>) {
 
 // Attention with its gradients beside the same in f64: every mask, grouped heads, soft caps, dropout by the same generator,
 // ragged sizes, heads side by side or apart; the same bits with any number of threads.
-uint32_t ThreefryWord(const uint32_t* key, uint32_t stream, uint32_t counter) {
-  const uint32_t keys[] = {key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bdau};
+uint32_t ThreefryWord(const uint32_t* key, uint32_t stream, uint32_t row, uint32_t place) {
+  const uint32_t keys[] = {key[0], key[1] + stream, key[0] ^ (key[1] + stream) ^ 0x1bd11bdau};
   const int rotations[] = {13, 15, 26, 6, 17, 29, 16, 24};
-  uint32_t x0 = counter + keys[0], x1 = keys[1] + stream;
+  uint32_t x0 = place + keys[0], x1 = row + keys[1];
   for (uint32_t round = 0; round < 13; ++round) {
     x0 += x1;
     x1 = (x1 << rotations[round % 8] | x1 >> (32 - rotations[round % 8])) ^ x0;
@@ -412,7 +412,7 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
   if (random() % 2) x.key_mask = mask.data();
   const double rate = 0.3;
   if (random() % 2) {
-    x.dropout = {true, static_cast<uint32_t>(rate * 4294967296.0), static_cast<uint32_t>(random()), {static_cast<uint32_t>(random()), 7, static_cast<uint32_t>(random() % 3)}, static_cast<float>(1 / (1 - rate))};
+    x.dropout = {true, static_cast<uint32_t>(rate * 4294967296.0), static_cast<uint32_t>(random()), {static_cast<uint32_t>(random()), 7, static_cast<uint32_t>(random() % 2 ? random() % 3 : random())}, static_cast<float>(1 / (1 - rate))};
   }
   const auto make = [&](int64_t heads, int64_t rows) {
     HeadsArray array;
@@ -467,8 +467,8 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
         for (int64_t key = 0; key < x.keys; ++key) sum += p[key] = std::exp(s[key] - most);
         for (int64_t key = 0; key < x.keys; ++key) {
           p[key] /= sum, dp[key] = 0;
-          const uint32_t index = static_cast<uint32_t>((((x.dropout.key[2] * x.batch + b) * x.heads + h) * x.queries + t) * x.keys + key);
-          keep[key] = !x.dropout.is_on || ThreefryWord(x.dropout.key, x.dropout.stream, index) >= x.dropout.threshold;
+          const uint32_t row = static_cast<uint32_t>(x.dropout.key[2] * x.batch + b), place = static_cast<uint32_t>((h * x.queries + t) * x.keys + key);
+          keep[key] = !x.dropout.is_on || ThreefryWord(x.dropout.key, x.dropout.stream, row, place) >= x.dropout.threshold;
           const double by = !x.dropout.is_on ? 1 : keep[key] ? x.dropout.scale : 0;
           for (int64_t d = 0; d < x.width; ++d) {
             const double value = v.values.numbers[v.Offset(b, kv, key) + d];

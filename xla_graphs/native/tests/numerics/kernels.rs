@@ -754,7 +754,7 @@ fn attention_by_a_call_is_attention() {
     let Some(kernels) = target() else { return };
     xtrain_xla::register_kernels();
     let mut rng = Rng(23);
-    for (of, sizes) in attentions() {
+    for (case, (of, sizes)) in attentions().into_iter().enumerate() {
         let [b, h, kv_heads, t, s, d] = sizes;
         for (kernel, dtype) in [(kernels.f32, DType::F32), (kernels.bf16, DType::BF16)] {
             if kernel.and_then(CpuKernel::of_attention).is_none() {
@@ -771,7 +771,12 @@ fn attention_by_a_call_is_attention() {
             // The first keys of each row do not count: with a causal mask some queries see none.
             let mask: Vec<f64> = (0..b * s).map(|i| f64::from(i % s > 2 + i / s)).collect();
             arguments.push(Value::new(DType::Pred, &[b, s], &mask));
-            arguments.push(Value::new(DType::U32, &[2], &[7.0, 3.0]));
+            // A shard whose first element no index of 32 bits would tell from the first of all.
+            let shard = f64::from(1u32 << 30);
+            arguments.push(match case % 2 {
+                0 => Value::new(DType::U32, &[2], &[7.0, 3.0]),
+                _ => Value::new(DType::U32, &[3], &[7.0, 3.0, shard]),
+            });
             let graph = trace(&arguments, |_, x| attention_graph(of, sizes, x)).unwrap();
             let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
             let calls = |is: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| is(&n.op)).count();

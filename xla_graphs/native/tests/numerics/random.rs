@@ -3,12 +3,17 @@
 use crate::support::reference::threefry2x32;
 use crate::support::{Value, evaluate};
 use xtrain_graphs::op::Op;
-use xtrain_graphs::{DType, DropoutRng, Tensor};
+use xtrain_graphs::{DType, DropoutRng, NeuronChip, Target, Tensor, passes};
 
 const KEY: [u32; 2] = [0x1234_5678, 0x9ABC_DEF0];
 
 fn key() -> Value {
     Value::new(DType::U32, &[2], &KEY.map(f64::from))
+}
+
+/// The word of an element: its stream, its row through all shards and its place in the row.
+fn word(stream: u32, row: u32, place: u32) -> u32 {
+    threefry2x32([KEY[0], KEY[1].wrapping_add(stream)], [place, row], 13)[0]
 }
 
 /// Random123's published answers for Threefry-2x32 with 13 rounds (`kat_vectors`): checks the
@@ -42,7 +47,8 @@ fn masks_follow_the_scalar_generator() {
             .collect()
     });
     for (place, (got, rate)) in got.iter().zip(rates).enumerate() {
-        let word = |i: u32| threefry2x32(KEY, [i, place as u32], 13)[0];
+        // Ten elements a row.
+        let word = |i: u32| word(place as u32, i / 10, i % 10);
         let want: Vec<f64> = (0..30)
             .map(|i| f64::from(u8::from(f64::from(word(i)) >= rate * 2f64.powi(32))))
             .collect();
@@ -54,7 +60,7 @@ fn masks_follow_the_scalar_generator() {
 #[test]
 fn words_are_exact() {
     let dims = [4usize];
-    let words: Vec<u32> = (0..4).map(|i| threefry2x32(KEY, [i, 0], 13)[0]).collect();
+    let words: Vec<u32> = (0..4).map(|i| word(0, i, 0)).collect();
     // keep_mask's threshold is floor(rate 2^32), and rates k / 2^32 are exact in f64. A fresh trace
     // each time: place 0.
     for (i, &word) in words.iter().enumerate() {
@@ -68,6 +74,57 @@ fn words_are_exact() {
                 ])
             });
             assert_eq!(got[0].numbers()[i], kept, "word {i} = {word:#x}");
+        }
+    }
+}
+
+/// Shards of a batch whose masks have more than 2^32 elements together draw masks of their own: a linear
+/// index of 32 bits would begin again at shard 2^22 of 2^10 elements each. Only what the shards hold is made.
+#[test]
+fn shards_beyond_2_to_the_32_elements_differ() {
+    let dims = [2usize, 8, 64];
+    let run = |shard: u32, target: Target| {
+        let key = [KEY[0], KEY[1], shard].map(f64::from);
+        let key = Value::new(DType::U32, &[3], &key);
+        let graph = crate::support::trace(std::slice::from_ref(&key), |_, x| {
+            let rng = DropoutRng::keyed(x[0].clone());
+            Ok(vec![rng.keep_mask(&dims, 0.5)?.expect("a rate above 0")])
+        });
+        let program = crate::support::compile_for(&graph.unwrap(), target);
+        program.run(&[key]).remove(0).numbers().to_vec()
+    };
+    for shard in [0, 1, 1 << 22, (1 << 22) + 1, 1 << 30] {
+        let want: Vec<f64> = (0..1024)
+            .map(|i| word(0, shard * 2 + i / 512, i % 512))
+            .map(|word| f64::from(u8::from(word >= 1 << 31)))
+            .collect();
+        assert_eq!(run(shard, Target::CPU), want, "shard {shard}");
+    }
+    // The other generator is one of integers that XLA's CPU has too.
+    let neuron = Target::Neuron(NeuronChip::Trn1);
+    let masks: Vec<Vec<f64>> = [0, 1, 1 << 22].map(|shard| run(shard, neuron)).into();
+    for (i, mask) in masks.iter().enumerate() {
+        let kept: f64 = mask.iter().sum();
+        // Five standard deviations of 1024 coins.
+        assert!((kept - 512.0).abs() < 80.0, "{kept}");
+        for other in &masks[..i] {
+            let same = mask.iter().zip(other).filter(|(a, b)| a == b).count() as f64;
+            assert!((same - 512.0).abs() < 80.0, "{same} of 1024 alike");
+        }
+    }
+}
+
+/// A row of more than 2^32 elements is cut into rows of its heads, or of their queries: lowered, not
+/// computed here.
+#[test]
+fn masks_of_any_size_are_lowered() {
+    for dims in [[2usize, 3, 1 << 16, 1 << 16], [1, 1 << 20, 1 << 20, 64]] {
+        for target in [Target::CPU, Target::Neuron(NeuronChip::Trn1)] {
+            let graph = crate::support::trace(&[key()], |_, x| {
+                let rng = DropoutRng::keyed(x[0].clone());
+                Ok(vec![rng.keep_mask(&dims, 0.5)?.expect("a rate above 0")])
+            });
+            passes::lower(&graph.unwrap(), target).unwrap();
         }
     }
 }
@@ -162,7 +219,7 @@ fn embedding_noise_is_uniform_and_follows_the_scalar_generator() {
     let most = alpha / ((tokens * hidden_size) as f64).sqrt();
     let noise: Vec<f64> = got[0].numbers().iter().map(|x| x - 1.0).collect();
     for (i, noise) in noise.iter().enumerate() {
-        let word = f64::from(threefry2x32(KEY, [i as u32, 0], 13)[0]);
+        let word = f64::from(word(0, (i / hidden_size) as u32, (i % hidden_size) as u32));
         let want = 2.0 * most * word / 2f64.powi(32) - most;
         assert!((noise - want).abs() < 1e-6, "{i}: {noise} {want}");
     }
