@@ -9,9 +9,57 @@ const MODEL: &str = "train clm --model_type gpt2 --config_overrides n_layer=4,n_
                      --tokenizer_name byte_bpe --block_size 128 --per_device_train_batch_size 8 --output_dir out --dry_run";
 
 fn plan(bench: &Bench, flags: &str) -> Value {
-    let run = bench.run(&format!("{MODEL} --json {flags}"));
+    plan_of(bench, MODEL, flags)
+}
+
+/// The same, of a model most of whose gradients are larger than a bucket, so that each is exchanged by
+/// itself, and with two layers.
+const STEEP: &str = "train clm --model_type gpt2 --config_overrides n_layer=2,n_head=4,n_embd=640,n_positions=32 --train_file articles.txt \
+                     --tokenizer_name byte_bpe --block_size 32 --per_device_train_batch_size 4 --gradient_bucket_mb 1 --output_dir out --dry_run";
+
+fn plan_of(bench: &Bench, model: &str, flags: &str) -> Value {
+    let run = bench.run(&format!("{model} --json {flags}"));
     run.succeeded();
     serde_json::from_str(&run.stdout).unwrap()
+}
+
+fn number(mesh: &Value, key: &str) -> f64 {
+    mesh[key].as_u64().unwrap() as f64
+}
+
+/// Compiles each of the compared meshes: the estimate is near to what the compiler says, and so is whether it
+/// fits.
+fn compiler_agrees(bench: &Bench, model: &str, found: &Value, memory: u64, more: &str) {
+    for mesh in found["meshes"].as_array().unwrap() {
+        let flags = mesh["flags"].as_str().unwrap();
+        let compiled = plan_of(bench, model, &format!("{flags} --memory {memory} {more}"));
+        let (estimate, peak) = (
+            number(mesh, "estimated_peak_bytes"),
+            number(&compiled, "peak_bytes_of_run"),
+        );
+        let off = estimate / peak - 1.0;
+        eprintln!("{flags} {more}: {estimate} {peak} {:+.1} %", 100.0 * off);
+        assert!(
+            off.abs() < 0.05,
+            "{flags} {more}: {estimate} estimated, {peak} by the compiler"
+        );
+        assert_eq!(compiled["fits"], peak <= memory as f64, "{flags}");
+        for key in ["exchanged_per_step", "examples_per_step"] {
+            assert_eq!(compiled[key], mesh[key], "{flags}");
+        }
+    }
+}
+
+/// With the CPU's kernels and with XLA's loops, also where gradients are exchanged one by one.
+#[test]
+fn estimates_are_near_the_compilers() {
+    let bench = Bench::new();
+    for more in ["", "--cpu_kernels xla"] {
+        let wanted = format!("--compare_meshes 2 --memory 100MB {more}");
+        let found = plan_of(&bench, STEEP, &wanted);
+        assert_eq!(found["meshes"].as_array().unwrap().len(), 5, "{found:#}");
+        compiler_agrees(&bench, STEEP, &found, 100_000_000, more);
+    }
 }
 
 /// Every mesh is there once, with its state as the shares of the papers have it; what is estimated
@@ -22,62 +70,44 @@ fn plan(bench: &Bench, flags: &str) -> Value {
 fn meshes_are_compared_as_the_compiler_would() {
     let bench = Bench::new();
     const MEMORY: u64 = 100 << 20;
-    let found = plan(&bench, &format!("--compare_meshes 4 --memory {MEMORY}"));
-    let meshes = found["meshes"].as_array().unwrap();
-    // Two factors of two in four places are ten; of three with data parallelism the moments may be
-    // in parts.
-    assert_eq!(meshes.len(), 13, "{found:#}");
-    let fits: Vec<bool> = meshes
-        .iter()
-        .map(|mesh| mesh["estimated_fits"].as_bool().unwrap())
-        .collect();
-    assert!(
-        fits.contains(&true) && fits.contains(&false) && fits.is_sorted_by(|a, b| a >= b),
-        "{found:#}"
-    );
-    assert_eq!(found["chosen"], meshes[0]["flags"], "{found:#}");
-    let number = |mesh: &Value, key: &str| mesh[key].as_u64().unwrap() as f64;
-    for mesh in meshes {
-        let flags = mesh["flags"].as_str().unwrap();
-        let compiled = plan(&bench, &format!("{flags} --memory {MEMORY}"));
-        let (estimate, peak) = (
-            number(mesh, "estimated_peak_bytes"),
-            number(&compiled, "peak_bytes_of_run"),
-        );
-        eprintln!(
-            "{flags}: {estimate} {peak} {:+.1} %",
-            100.0 * (estimate / peak - 1.0)
-        );
-        assert!(
-            (estimate / peak - 1.0).abs() < 0.1,
-            "{flags}: {estimate} estimated, {peak} by the compiler"
-        );
-        assert_eq!(compiled["fits"], peak <= MEMORY as f64, "{flags}");
-        assert_eq!(
-            compiled["exchanged_per_step"], mesh["exchanged_per_step"],
-            "{flags}"
-        );
-        assert_eq!(
-            compiled["examples_per_step"], mesh["examples_per_step"],
-            "{flags}"
-        );
-    }
-    let state = |flags: &str| {
-        number(
-            meshes.iter().find(|mesh| mesh["flags"] == flags).unwrap(),
-            "state_bytes",
-        )
-    };
-    let whole = state("--data_parallel 4");
-    for (flags, share) in [
-        ("--data_parallel 4 --shard_optimizer_state", 0.5),
-        ("--shard_parallel 4", 0.25),
+    for more in [
+        "",
+        "--cpu_kernels xla",
+        "--bf16 --gradient_checkpointing --gradient_bucket_mb 1",
+        "--bf16 --gradient_checkpointing --gradient_bucket_mb 1 --cpu_kernels xla",
     ] {
-        assert!(
-            (state(flags) / whole - share).abs() < 0.01,
-            "{flags}: {} of {whole}",
-            state(flags)
+        let found = plan(
+            &bench,
+            &format!("--compare_meshes 4 --memory {MEMORY} {more}"),
         );
+        let meshes = found["meshes"].as_array().unwrap();
+        // Two factors of two in four places are ten; of three with data parallelism the moments may be
+        // in parts.
+        assert_eq!(meshes.len(), 13, "{found:#}");
+        let fits: Vec<bool> = meshes
+            .iter()
+            .map(|mesh| mesh["estimated_fits"].as_bool().unwrap())
+            .collect();
+        assert!(fits.is_sorted_by(|a, b| a >= b), "{found:#}");
+        assert_eq!(found["chosen"], meshes[0]["flags"], "{found:#}");
+        compiler_agrees(&bench, MODEL, &found, MEMORY, more);
+        let state = |flags: &str| {
+            number(
+                meshes.iter().find(|mesh| mesh["flags"] == flags).unwrap(),
+                "state_bytes",
+            )
+        };
+        let whole = state("--data_parallel 4");
+        for (flags, share) in [
+            ("--data_parallel 4 --shard_optimizer_state", 0.5),
+            ("--shard_parallel 4", 0.25),
+        ] {
+            assert!(
+                (state(flags) / whole - share).abs() < 0.01,
+                "{flags}: {} of {whole}",
+                state(flags)
+            );
+        }
     }
 }
 

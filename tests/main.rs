@@ -17,6 +17,7 @@ mod golden;
 mod hub;
 mod layers;
 mod library;
+mod losses;
 mod meshes;
 mod migration;
 mod models;

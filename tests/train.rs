@@ -407,7 +407,7 @@ fn steps_that_overflow_fp16_are_skipped_and_logged() {
     run.succeeded();
     let records: Vec<_> = records(&bench.path("out"))
         .into_iter()
-        .filter(|r| r.get("loss").is_some())
+        .filter(|r| r.get("learning_rate").is_some())
         .collect();
     let of = |key: &str| -> Vec<f64> {
         records

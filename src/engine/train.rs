@@ -626,11 +626,7 @@ fn finish(
         runtime: run.runtime,
         samples: run.examples,
         steps: run.steps,
-        loss: if totals.total_steps > 0.0 {
-            totals.total_loss / totals.total_steps
-        } else {
-            0.0
-        },
+        loss: totals.total_loss / totals.total_steps,
         total_flos: totals.total_flops,
         epoch: run.progress.epoch,
         tokens_seen: state.log.tokens_seen,

@@ -5,7 +5,7 @@
 
 use super::printable::one_line;
 use super::python_float::{repr, round};
-use super::step_line::StepLine;
+use super::step_line::{StepLine, loss_text};
 use super::units::count;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -65,7 +65,7 @@ pub enum Record {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainRecord {
-    /// Mean over the optimizer steps since the last record.
+    /// Mean over the optimizer steps since the last record that had one; NaN of none.
     pub loss: f64,
     /// Of the last step, before clipping; `None` when it was not computed.
     pub grad_norm: Option<f64>,
@@ -91,6 +91,7 @@ pub struct ScalingRecord {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
+    /// NaN of a set without labels.
     pub loss: f64,
     /// Names without `eval_`, in the order to print them.
     pub metrics: Vec<(String, f64)>,
@@ -117,7 +118,7 @@ pub struct SummaryRecord {
     pub samples: u64,
     /// Optimizer steps made in this run.
     pub steps: u64,
-    /// Mean over the whole run.
+    /// Mean over the steps of the whole run that had one; NaN of none.
     pub loss: f64,
     /// Floating-point operations of the model over the whole run.
     pub total_flos: f64,
@@ -198,8 +199,15 @@ const fn epoch(value: f64) -> Field {
 }
 
 impl Record {
-    /// In the order in which the Trainer prints them.
+    /// In the order in which the Trainer prints them. What is no number was not measured, and is left
+    /// out: a mean over no label, the norm of gradients that overflowed.
     fn fields(&self) -> Vec<Field> {
+        let mut fields = self.all_fields();
+        fields.retain(|field| !field.value.is_nan());
+        fields
+    }
+
+    fn all_fields(&self) -> Vec<Field> {
         match self {
             Record::Train(r) => {
                 let mut fields = vec![rounded("loss", r.loss, 4)];
@@ -285,11 +293,11 @@ impl Record {
         let at = |word: &str, step: u64| format!("{word} {step:>digits$}/{total_steps}");
         let pace = |r: f64| count((10.0 * r).round() / 10.0);
         match self {
-            Record::Train(r) => format!("{}  loss {:.4}", at("step", r.step), r.loss),
+            Record::Train(r) => format!("{}  {}", at("step", r.step), loss_text(r.loss)),
             Record::Eval(r) => {
                 // One after the training has no step of its own.
                 let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
-                let mut parts = vec![head, format!("loss {:.4}", r.loss)];
+                let mut parts = vec![head, loss_text(r.loss)];
                 let named = r.metrics.iter().map(|(name, value)| {
                     let name = &*one_line(name);
                     if is_number(name) {
@@ -308,8 +316,8 @@ impl Record {
                 let (head, rate) = (at("done", r.step), rate(r.samples, r.runtime));
                 let work = format!("{} examples in {:.1} s", r.samples, r.runtime);
                 format!(
-                    "{head}  loss {:.4}  {work}, {} examples/s",
-                    r.loss,
+                    "{head}  {}  {work}, {} examples/s",
+                    loss_text(r.loss),
                     pace(rate)
                 )
             }
@@ -548,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_printed_and_is_null_in_json() {
+    fn what_is_not_a_number_is_left_out() {
         let record = Record::Train(TrainRecord {
             loss: f64::NAN,
             grad_norm: None,
@@ -558,14 +566,13 @@ mod tests {
             tokens_seen: None,
             step: 1,
         });
-        assert_eq!(
-            record.printed(),
-            "{'loss': nan, 'learning_rate': 0.0, 'epoch': 0.1}"
-        );
+        assert_eq!(record.printed(), "{'learning_rate': 0.0, 'epoch': 0.1}");
         assert_eq!(
             record.json_line(),
-            r#"{"loss":null,"learning_rate":0.0,"epoch":0.1,"step":1}"#
+            r#"{"learning_rate":0.0,"epoch":0.1,"step":1}"#
         );
+        let line = LogFormat::Line.text(&record, None, 10, None);
+        assert_eq!(line, "step  1/10  no loss");
     }
 
     #[test]

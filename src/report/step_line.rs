@@ -51,6 +51,7 @@ impl Div<u32> for StepTime {
 pub struct StepLine {
     pub step: u64,
     pub total_steps: u64,
+    /// NaN where no step had one.
     pub loss: f64,
     pub learning_rate: f64,
     pub grad_norm: Option<f64>,
@@ -85,7 +86,7 @@ impl StepLine {
                 9,
                 format!("step {:>digits$}/{}", self.step, self.total_steps),
             ),
-            (8, format!("  loss {:.4}", self.loss)),
+            (8, format!("  {}", loss_text(self.loss))),
             (4, format!("  lr {:.2e}", self.learning_rate)),
             (3, norm.unwrap_or_default()),
             (7, format!("  {:>6} tok/s", count(self.tokens_per_second))),
@@ -115,6 +116,15 @@ impl StepLine {
             parts.remove(at);
         }
         parts.into_iter().map(|(_, text)| text).collect()
+    }
+}
+
+/// A loss for people; NaN where nothing had one.
+pub fn loss_text(loss: f64) -> String {
+    if loss.is_nan() {
+        "no loss".into()
+    } else {
+        format!("loss {loss:.4}")
     }
 }
 

@@ -64,6 +64,15 @@ pub enum Error {
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
     #[error(
+        "new token {token} of text {text} of {texts} cannot be chosen: the model's logits contain inf or nan, so they give no probabilities. \
+         Its weights are broken or overflow; use an earlier checkpoint"
+    )]
+    LogitsNotFinite {
+        token: usize,
+        text: usize,
+        texts: usize,
+    },
+    #[error(
         "the prompt of {tokens} tokens leaves none of the model's {positions} positions for another; shorten it"
     )]
     LongPrompt { tokens: usize, positions: usize },

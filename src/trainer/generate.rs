@@ -92,7 +92,7 @@ pub fn check_prompts(model: &dyn Model, prompts: &[Vec<u32>]) -> Result<()> {
 /// extend a `cached` one: then only what is new is computed.
 ///
 /// # Errors
-/// If a prompt is empty or leaves no position for a token, or the device fails.
+/// If a prompt is empty or leaves no position for a token, logits overflow, or the device fails.
 pub fn generate(
     session: &mut Session,
     model: &dyn Model,
@@ -108,7 +108,7 @@ pub fn generate(
     let mut texts = Texts::of(request);
     let mut forward = Forward::new(session, model, request, before.as_ref());
     let mut logits = forward.take_in(&texts.tokens)?;
-    while texts.choose(&mut logits, request, positions, wants_more) {
+    while texts.choose(&mut logits, request, positions, wants_more)? {
         logits = forward.next(&texts.tokens)?;
     }
     if let Some(cached) = cached {
@@ -140,14 +140,15 @@ impl Texts {
         }
     }
 
-    /// Adds a token, given the logits `[B, V]`, to each text that still grows. Whether any does.
+    /// Adds a token, given the logits `[B, V]`, to each text that still grows. Whether any does; an
+    /// error if a text's logits give no probabilities.
     fn choose(
         &mut self,
         logits: &mut [f32],
         request: &Request,
         positions: usize,
         wants_more: &mut dyn FnMut(usize, u32) -> bool,
-    ) -> bool {
+    ) -> Result<bool> {
         let vocabulary = logits.len() / self.tokens.len();
         for (text, logits) in logits.chunks_mut(vocabulary).enumerate() {
             if !self.grows[text] {
@@ -155,7 +156,12 @@ impl Texts {
             }
             let tokens = &mut self.tokens[text];
             let sampling = &request.sampling;
-            let token = sampling.choose(logits, tokens, &mut self.rngs[text]);
+            let chosen = sampling.choose(logits, tokens, &mut self.rngs[text]);
+            let token = chosen.ok_or_else(|| Error::LogitsNotFinite {
+                token: tokens.len() - request.prompts[text].len() + 1,
+                text: text + 1,
+                texts: request.prompts.len(),
+            })?;
             if request.eos.contains(&token) {
                 self.grows[text] = false;
                 continue;
@@ -165,7 +171,7 @@ impl Texts {
             self.grows[text] =
                 wants_more(text, token) && new < request.max_new_tokens && tokens.len() < positions;
         }
-        self.grows.contains(&true)
+        Ok(self.grows.contains(&true))
     }
 }
 

@@ -39,21 +39,31 @@ impl Sampling {
         rng
     }
 
-    /// The token after `text`, given the logits of all tokens.
-    pub(super) fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> u32 {
+    /// The token after `text`, given the logits of all tokens; `None` where these give no
+    /// probabilities: one is NaN or infinite, or all are minus infinity.
+    pub(super) fn choose(
+        &self,
+        logits: &mut [f32],
+        text: &[u32],
+        rng: &mut ChaCha8Rng,
+    ) -> Option<u32> {
         self.penalize(logits, text);
+        let most = (logits.iter()).fold(f32::NEG_INFINITY, |most, logit| most.max(*logit));
+        if !most.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
+            return None;
+        }
         if self.temperature <= 0.0 {
-            return likeliest(logits);
+            return Some(likeliest(logits));
         }
         let (candidates, weights) = self.candidates(logits);
         let mut left = rng.random::<f64>() * weights.iter().sum::<f64>();
         for (&token, weight) in candidates.iter().zip(&weights) {
             left -= weight;
             if left < 0.0 {
-                return token;
+                return Some(token);
             }
         }
-        candidates[weights.len() - 1]
+        Some(candidates[weights.len() - 1])
     }
 
     fn penalize(&self, logits: &mut [f32], text: &[u32]) {
@@ -218,8 +228,36 @@ mod tests {
         };
         let mut rng = penalty.rng(0);
         let mut logits = vec![3.0, 2.0, -1.0, -1.5];
-        assert_eq!(penalty.choose(&mut logits, &[0, 0, 2], &mut rng), 1);
+        assert_eq!(penalty.choose(&mut logits, &[0, 0, 2], &mut rng), Some(1));
         assert_eq!(logits, [1.5, 2.0, -2.0, -1.5]);
+    }
+
+    /// torch refuses to draw from these ("probability tensor contains either `inf`, `nan`"); minus infinity
+    /// is a token that cannot come.
+    #[test]
+    fn nothing_is_chosen_of_logits_that_overflowed() {
+        const LOW: f32 = f32::NEG_INFINITY;
+        for sampling in [PLAIN, Sampling::GREEDY, Sampling { top_k: 1, ..PLAIN }] {
+            let choose =
+                |mut logits: Vec<f32>| sampling.choose(&mut logits, &[1], &mut PLAIN.rng(0));
+            for broken in [
+                vec![0.0, f32::NAN, 1.0],
+                vec![f32::NAN, 5.0],
+                vec![2.0, f32::INFINITY, 1.0],
+                vec![LOW; 3],
+            ] {
+                assert_eq!(choose(broken.clone()), None, "{broken:?}");
+            }
+            assert_eq!(choose(vec![LOW, 3.0, LOW]), Some(1));
+        }
+        let penalty = Sampling {
+            repetition_penalty: 1e-39,
+            ..PLAIN
+        };
+        assert_eq!(
+            penalty.choose(&mut [1.0, 2.0], &[1], &mut PLAIN.rng(0)),
+            None
+        );
     }
 
     #[test]
@@ -227,7 +265,8 @@ mod tests {
         let mut counts = [0usize; 4];
         let mut rng = PLAIN.rng(0);
         for _ in 0..4000 {
-            counts[PLAIN.choose(&mut logits(), &[], &mut rng) as usize] += 1;
+            let token = PLAIN.choose(&mut logits(), &[], &mut rng).unwrap();
+            counts[token as usize] += 1;
         }
         for (token, expected) in [(2, 2000.0), (0, 1000.0), (1, 500.0), (3, 500.0)] {
             let found = counts[token] as f64;
@@ -236,7 +275,7 @@ mod tests {
         let draws = |text| -> Vec<u32> {
             let mut rng = PLAIN.rng(text);
             (0..20)
-                .map(|_| PLAIN.choose(&mut logits(), &[], &mut rng))
+                .map(|_| PLAIN.choose(&mut logits(), &[], &mut rng).unwrap())
                 .collect()
         };
         assert_eq!(draws(1), draws(1));

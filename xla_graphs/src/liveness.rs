@@ -163,15 +163,6 @@ impl<'g> Walk<'g> {
                 (Form::Renamed | Form::Fused, _) => read,
             };
         }
-        let squares: Vec<NodeId> = (0..nodes.len() as NodeId)
-            .filter(|id| is_square_of_sum(self.graph, *id))
-            .collect();
-        let last = squares
-            .iter()
-            .map(|&id| last_read[id as usize])
-            .max()
-            .unwrap_or(0);
-        squares.iter().for_each(|&id| last_read[id as usize] = last);
         let bytes = |id: NodeId| {
             // Results that count as the parts of a call.
             let has_parts = nodes[id as usize].op.call_results().is_some();
@@ -218,7 +209,8 @@ impl<'g> Walk<'g> {
 
 /// Nodes run in the order in which they were recorded, but sums that are scattered as soon as there
 /// is something to sum: they are recorded when all gradients are there, and every compiler moves
-/// them up, since they make much into little.
+/// them up, since they make much into little. Sums side by side that are exchanged together are one
+/// instruction, which reads the last of them before it has written the first.
 fn positions(graph: &Graph) -> Vec<NodeId> {
     let mut positions: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
     for (id, node) in graph.nodes.iter().enumerate() {
@@ -226,19 +218,16 @@ fn positions(graph: &Graph) -> Vec<NodeId> {
             positions[id] = positions[node.operands[0] as usize];
         }
     }
-    positions
-}
-
-/// Whether a node is the square of a gradient that was summed over replicas. XLA's CPU compiler
-/// writes down all of these before it adds the first up.
-fn is_square_of_sum(graph: &Graph, id: NodeId) -> bool {
-    let node = &graph.nodes[id as usize];
-    match (&node.op, &node.operands[..]) {
-        (Op::Binary(Binary::Mul), &[a, b]) => {
-            a == b && matches!(graph.nodes[a as usize].op, Op::AllReduce(_))
+    let exchange = |id: usize| match &graph.nodes[id].op {
+        Op::AllReduce(exchange) => Some((exchange, graph.nodes[id].shape.dtype)),
+        _ => None,
+    };
+    for id in (1..positions.len()).rev() {
+        if exchange(id).is_some() && exchange(id - 1) == exchange(id) {
+            positions[id - 1] = positions[id];
         }
-        _ => false,
     }
+    positions
 }
 
 /// Whether a node's value is its first operand's, under another shape or name.
@@ -299,6 +288,34 @@ fn works_in_place(node: &GraphNode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DType, InputRole, Shape, Tensor, Trace};
+
+    /// Sums of one bucket are all there before and after their exchange; of several only one's are.
+    #[test]
+    fn what_is_exchanged_together_is_there_twice() {
+        let exchanged = |buckets: [u32; 4]| {
+            let trace = Trace::new();
+            let x = trace.input("x", Shape::new(DType::F32, [64]), InputRole::Feed);
+            let terms: Vec<Tensor> = (0..4)
+                .map(|i| {
+                    let row = trace.constant(f64::from(i), DType::F32).unwrap();
+                    let rows = x.add(&row).unwrap().reshape(&[64, 1]).unwrap();
+                    rows.matmul(&rows.transpose(&[1, 0]).unwrap()).unwrap()
+                })
+                .collect();
+            let sums: Vec<Tensor> = (terms.iter().zip(buckets))
+                .map(|(term, bucket)| term.all_reduce(&[vec![0, 1]], bucket).unwrap())
+                .collect();
+            for (i, sum) in sums.iter().enumerate() {
+                let product = sum.matmul(sum).unwrap();
+                trace.output(format!("y{i}"), &product.sum_all().unwrap());
+            }
+            temporaries(&trace.finish("step").unwrap()) / (4 * 64 * 64)
+        };
+        assert_eq!(exchanged([0, 0, 0, 0]), 8);
+        assert_eq!(exchanged([0, 0, 1, 1]), 6);
+        assert_eq!(exchanged([0, 1, 2, 3]), 5);
+    }
 
     #[test]
     fn the_peak_is_where_most_is_alive() {

@@ -3,6 +3,7 @@
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::{AttentionDropoutKernel, AttnImplementation, Device, Target};
 use crate::config::flags::Flags;
+use crate::config::mesh::mesh;
 use crate::trainer::settings::Checkpointing;
 
 pub fn target_is_of_the_device(flags: &Flags) -> Verdict {
@@ -58,7 +59,7 @@ pub fn offloading_needs_two_memories(flags: &Flags) -> Verdict {
 /// the device.
 pub fn offloading_is_within_a_graph(flags: &Flags) -> Verdict {
     refuse_if(
-        *flags.activation_offloading && *flags.pipeline_parallel > 1,
+        *flags.activation_offloading && mesh(flags).is_ok_and(|mesh| mesh.stage > 1),
         "--activation_offloading does not go with --pipeline_parallel: between their passes stages keep layer inputs on the device",
         "leave it out; --gradient_checkpointing keeps as little there, and --pipeline_schedule bounds how many microbatches wait",
     )

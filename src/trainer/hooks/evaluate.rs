@@ -58,6 +58,12 @@ impl EvaluateHook<'_> {
         let log = &mut context.run.log;
         let record = evaluation.record(Some(&context.progress), log.tokens_seen);
         log.record(&record);
+        if evaluation.labels == 0.0 {
+            let step = context.progress.step;
+            log.note(&format!(
+                "note: the evaluation at step {step} has no loss, since no label of the set has one; it decides nothing"
+            ));
+        }
         context.run.evaluated = Some(record);
         Ok(evaluation)
     }
@@ -85,6 +91,9 @@ impl Hook for EvaluateHook<'_> {
             name: name.clone(),
             known: evaluation.names().join(", "),
         })?;
+        if evaluation.labels == 0.0 {
+            return Ok(Control::Continue);
+        }
         if let Some(plateau) = &mut run.plateau {
             plateau.observe(value);
         }

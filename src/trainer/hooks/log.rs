@@ -2,7 +2,7 @@
 //! `log_history` for programs.
 
 use crate::report::records::{Record, ScalingRecord, TrainRecord};
-use crate::report::step_line::StepLine;
+use crate::report::step_line::{StepLine, loss_text};
 use crate::report::units::count;
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
@@ -20,6 +20,20 @@ pub struct LogHook {
     interval: StepWork,
     /// Of a step without compiling, as it was lately.
     step_seconds: f64,
+    /// Why there was no loss has been said.
+    has_noted: bool,
+}
+
+/// Says why the steps up to this one have no loss.
+fn without_loss(report: &StepReport) -> String {
+    let step = report.progress.step;
+    if report.metrics.is_skipped() {
+        format!(
+            "note: no loss is logged at step {step}: all steps since the last record were skipped, because their gradients overflowed fp16"
+        )
+    } else {
+        format!("note: no loss is logged at step {step}: no label since the last record has one")
+    }
 }
 
 impl LogHook {
@@ -38,6 +52,7 @@ impl LogHook {
             peak_tflops,
             interval: StepWork::default(),
             step_seconds: 0.0,
+            has_noted: false,
         }
     }
 
@@ -73,14 +88,13 @@ impl LogHook {
 
 impl Hook for LogHook {
     fn reported(&mut self, report: &StepReport, state: &mut RunState) -> Result<()> {
-        let loss = f64::from(report.metrics.loss);
+        let loss = report.metrics.measured_loss();
         self.interval += report.work;
         let RunState { log, totals, .. } = state;
         if report.metrics.is_skipped() {
             totals.skipped_steps += 1.0;
         }
-        // Only a skipped step's loss can be anything else.
-        if loss.is_finite() {
+        if !loss.is_nan() {
             totals.loss_since_log += loss;
             totals.steps_since_log += 1.0;
             totals.total_loss += loss;
@@ -100,7 +114,7 @@ impl Hook for LogHook {
         if log.bar().is_drawn() {
             let rate = 1.0 / self.step_seconds.max(f64::MIN_POSITIVE);
             let tokens = count(report.work.tokens as f64 * rate);
-            let text = format!("loss {loss:.4}  {rate:.2} steps/s  {tokens} tok/s");
+            let text = format!("{}  {rate:.2} steps/s  {tokens} tok/s", loss_text(loss));
             let step = Duration::try_from_secs_f64(self.step_seconds);
             log.bar().message(&text, step.unwrap_or_default());
         }
@@ -108,7 +122,12 @@ impl Hook for LogHook {
         if !self.is_due(&report.progress) {
             return Ok(());
         }
+        // NaN if no step had one.
         let mean_loss = totals.loss_since_log / totals.steps_since_log;
+        if mean_loss.is_nan() && !self.has_noted {
+            self.has_noted = true;
+            log.note(&without_loss(report));
+        }
         (totals.loss_since_log, totals.steps_since_log) = (0.0, 0.0);
         let line = self.step_line(report, mean_loss);
         let record = Record::Train(TrainRecord {

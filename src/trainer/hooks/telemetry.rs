@@ -65,7 +65,7 @@ impl TelemetryHook {
             step: report.progress.step,
             total_steps: report.progress.max_steps,
             epoch: report.progress.epoch,
-            loss: finite(report.metrics.loss),
+            loss: Some(report.metrics.measured_loss()).filter(|loss| !loss.is_nan()),
             learning_rate: report.learning_rate,
             tokens_per_second: sums.rate(sums.tokens as f64),
             step_seconds: time.step.as_secs_f64(),

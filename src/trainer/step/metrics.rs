@@ -31,6 +31,16 @@ pub struct Scaling {
 }
 
 impl StepMetrics {
+    /// The loss; NaN of a step that has none, as without a masked token, or that was skipped because of
+    /// what overflowed.
+    pub fn measured_loss(&self) -> f64 {
+        if self.tokens > 0.0 && self.loss.is_finite() {
+            f64::from(self.loss)
+        } else {
+            f64::NAN
+        }
+    }
+
     /// Whether the step left weights and optimizer state as they were.
     pub fn is_skipped(&self) -> bool {
         self.scaling.is_some_and(|scaling| scaling.skipped)

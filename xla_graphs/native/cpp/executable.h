@@ -89,7 +89,12 @@ inline absl::StatusOr<xla::CompileOptions> ReadCompileOptions(const char* bytes,
   if (build->num_replicas() < 0 || build->num_partitions() < 0) {
     return absl::InvalidArgumentError("num_replicas and num_partitions must be at least 1");
   }
-  return xla::CompileOptions::FromProto(proto);
+  absl::StatusOr<xla::CompileOptions> options = xla::CompileOptions::FromProto(proto);
+  if (!options.ok()) return options;
+  // It makes one of all all-reduces that have one operand, whatever their size: gradients that are larger than a bucket would all be there
+  // twice, before and after their sum.
+  options->executable_build_options.mutable_debug_options()->add_xla_disable_hlo_passes("cpu-all-reduce-combiner");
+  return options;
 }
 
 inline absl::StatusOr<xla::XlaComputation> ReadProgram(const PJRT_Program& program, const xla::CompileOptions& options) {

@@ -76,7 +76,7 @@ pub fn specialize(recorded: &Graph, execution: &Execution) -> Result<Vec<StageGr
 /// The graph in primitives, in the form that the target's compiler makes the most of.
 ///
 /// # Errors
-/// If a dropout mask has more than 2^32 elements.
+/// If an operation refuses its operands, as none of a checked graph does.
 pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
     let graph = logit_blocks::rewrite(&graph, target)?;

@@ -28,7 +28,7 @@ struct Broadcast {
   static constexpr bool kPairs = P::kPairs, kTakesBf16 = true;
   // Where words are what is in memory.
   static constexpr bool kReadsRows = !P::kRounds;
-  using A = Order<kMr, false, false, 1, P::kRounds>;
+  using A = Order<kMr, false, false, 1, P::kRounds, !kPairs>;
   using B = Order<kNr, false, false, 1, P::kRounds>;
   // Panels of B of 96 KB: twice L1 or more, and still faster than to store and load the sums more often.
   static constexpr int64_t kKc = 768, kStep = kKc, kAWords = 64 << 10;

@@ -154,18 +154,25 @@ struct Gemm {
     int64_t pitch, in_place;
     const uint32_t* packed;
     int64_t panel_words;
+    bool has_rows;  // packed ones are rows, one behind the other
 
     Rows operator()(int64_t i) const {
       if (i < in_place) return {first + i * K::kMr * pitch, pitch, 4, false};
-      return {reinterpret_cast<const char*>(packed + (i - in_place) * panel_words), 4, 4 * K::A::kPerK, false};
+      const char* at = reinterpret_cast<const char*>(packed + (i - in_place) * panel_words);
+      return has_rows ? Rows{at, panel_words / K::kMr * 4, 4, false} : Rows{at, 4, 4 * K::A::kPerK, false};
     }
   };
+
+  template <class O = typename K::A>
+  static bool KeepsRows(int64_t k_stride) {
+    return O::kKeepsRows && k_stride == 1;
+  }
 
   // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
   static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
                               float* sums = nullptr) {
     const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16, k0 + words) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
-    const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words)};
+    const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words), KeepsRows(s.k_stride)};
     PackSummed<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words, sums);
     return left;
   }
@@ -179,7 +186,7 @@ struct Gemm {
     if (sums == nullptr) return PackAs<O>(is_bf16, s, r0, panels, k0, words, to, panel_words);
     for (int64_t k = 0; k < words; k += kSumWords) {
       const int64_t here = std::min(kSumWords, words - k);
-      PackAs<O>(is_bf16, s, r0, panels, k0 + k, here, to + k * O::kPerK, panel_words);
+      PackAs<O>(is_bf16, s, r0, panels, k0 + k, here, to + k * (KeepsRows<O>(s.k_stride) ? 1 : O::kPerK), panel_words);
       is_bf16 ? AddUp<uint16_t>(s, r0, panels * O::kRows, k0 + k, here, sums) : AddUp<float>(s, r0, panels * O::kRows, k0 + k, here, sums);
     }
   }
@@ -306,7 +313,7 @@ struct Gemm {
         }
         for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
           const int64_t panels = std::min(block, a_panels - i0);
-          const PanelsOfA left = plan.a_pieces > 0 ? PanelsOfA{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words}
+          const PanelsOfA left = plan.a_pieces > 0 ? PanelsOfA{nullptr, 0, 0, packed.words + all_a.At(m0 / K::kMr + i0, k0), a_words, KeepsRows(sa.k_stride)}
                                               : MakePanels(x.a_bf16, sa, m0 + i0 * K::kMr, panels, k0, kc, a, n0 == 0 ? a_sums : nullptr);
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;

@@ -16,6 +16,7 @@ namespace {
 template <int kR>
 struct Order {
   static constexpr int kRows = kR, kPieces = 1;
+  static constexpr bool kKeepsRows = false;
   static constexpr int64_t kPerK = kR;
   static int64_t PanelWords(int64_t words) { return kR * words; }
 };

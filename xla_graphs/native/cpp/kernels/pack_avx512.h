@@ -211,8 +211,12 @@ inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r,
 //   Tiles: for each 16 words of k, for each 16 rows, a tile of 16 x 16 words, of one r each 16 (kRMajor) or one k (else).
 //   With kOf 3, tiles of each of the three pieces of f32 (`PieceOf`), one piece's after the other's.
 //   With kRounds, words are f32, and those that are f32 in memory are rounded to bf16.
-template <int kR, bool kTiles, bool kRMajor, int kOf = 1, bool kRounds = false>
+//   With kRowsStay, of words along k, a panel has its rows one behind the other, as a kernel reads them that reads rows where they are:
+//   nothing is transposed.
+template <int kR, bool kTiles, bool kRMajor, int kOf = 1, bool kRounds = false, bool kRowsStay = false>
 struct Order {
+  static_assert(!kRowsStay || (!kTiles && kOf == 1), "rows are no tiles");
+  static constexpr bool kKeepsRows = kRowsStay;
   static_assert(kOf == 1 || (kOf == 3 && kTiles && kR == 32), "pieces lie in tiles");
   static constexpr int kPieces = kOf;
   // What of f32 is packed, if they are not in pieces.
@@ -325,7 +329,16 @@ class Across {
 template <class O, bool kPairs, bool kBf16>
 void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to, int64_t panel_words) {
   const Source s = source;
-  if (s.k_stride == 1) {
+  if (s.k_stride == 1 && O::kKeepsRows) {
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t pitch = panel_words / O::kRows;
+      for (int64_t k = 0; k < words; k += 16) {
+        const Load<kPairs, kBf16, true, O::kPiece> load(s, r0 + p * O::kRows, k0 + k);
+        const __mmask16 mask = FirstBits(words - k, 16);
+        for (int r = 0; r < O::kRows; ++r) _mm512_mask_storeu_epi32(to + p * panel_words + r * pitch + k, mask, load(r));
+      }
+    }
+  } else if (s.k_stride == 1) {
     for (int64_t p = 0; p < panels; ++p) {
       for (int r = 0; r < O::kRows; r += 16) {
         for (int64_t k = 0; k < words; k += 16) {
