@@ -13,6 +13,7 @@ mod fit;
 mod generate;
 mod launch;
 mod meshes;
+mod output_file;
 mod predict;
 mod quickstart;
 mod report;
@@ -25,27 +26,9 @@ mod train;
 pub use crate::config::Command;
 pub use crate::engine::{Error, Outcome};
 
-use crate::checkpoint::named::{check_named, is_standard_output};
 use crate::distributed::ProcessGroup;
 use crate::distributed::job::Ended;
 use crate::report::output;
-use std::path::Path;
-
-/// Refuses a file that cannot be written, before the work whose result it is to hold.
-fn check_output(flag: &str, path: &Path) -> Result<(), Error> {
-    check_named(path)
-        .map_err(|error| Error::failed(format!("{flag}: {error}")).with_hint("name another file"))
-}
-
-/// Says what was written to a file that the user named: on standard error where the file is standard
-/// output itself.
-fn announce(path: &Path, line: &str) {
-    if is_standard_output(path) {
-        eprintln!("{line}");
-    } else {
-        println!("{line}");
-    }
-}
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {

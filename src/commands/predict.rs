@@ -1,6 +1,7 @@
 //! `xtrain predict`: labels the samples of the test files, into a file.
 
-use super::{Error, Outcome, announce, check_output};
+use super::output_file::{announce, check_output};
+use super::{Error, Outcome};
 use crate::checkpoint::named::write_named_bytes;
 use crate::config::PredictPlan;
 use crate::engine::{Run, failed};

@@ -1,6 +1,7 @@
 //! `xtrain report`: runs beside each other, as a page and as numbers.
 
-use super::{Error, Outcome, check_output};
+use super::output_file::check_output;
+use super::{Error, Outcome};
 use crate::checkpoint::named::{is_device, write_named_bytes};
 use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
 use crate::engine::failed;

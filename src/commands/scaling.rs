@@ -4,7 +4,8 @@
 
 mod child;
 
-use super::{Error, Outcome, check_output};
+use super::output_file::check_output;
+use super::{Error, Outcome};
 use crate::checkpoint::named::write_named_bytes;
 use crate::config::{Axis, ScaledRun, ScalingPlan, into_directory};
 use crate::engine::failed;

@@ -116,7 +116,7 @@ mod tests {
     fn what_others_wrote_stays_in_its_cell() {
         let mut table = Table::pairs();
         table.pair("a\n\x1b[2J", "b").pair("c", "d");
-        assert_eq!(table.render(), "a\\n\\u001b[2J  b\nc            d\n");
+        assert_eq!(table.render(), "a\\n\\u001b[2J  b\nc             d\n");
     }
 
     #[test]

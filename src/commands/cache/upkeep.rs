@@ -6,7 +6,8 @@ use crate::cache::{
     CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
     is_for_running, is_stale,
 };
-use crate::commands::{Error, announce, check_output};
+use crate::commands::Error;
+use crate::commands::output_file::{announce, check_output};
 use crate::config::{Device, DevicePlan, PruneRules};
 use crate::engine::device::open_device;
 use crate::engine::failed;
