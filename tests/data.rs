@@ -80,10 +80,11 @@ fn rows_equal_run_clm_in(golden: &Path) {
     let data = train_dataset(&settings, &tokenizer, block_size).unwrap();
     let found: Vec<i64> = (0..data.len())
         .flat_map(|i| {
-            data.example(i)
+            data.row(i)
+                .unwrap()
                 .ids
                 .iter()
-                .map(i64::from)
+                .map(|id| i64::from(*id))
                 .collect::<Vec<_>>()
         })
         .collect();

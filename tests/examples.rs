@@ -129,7 +129,7 @@ fn pairs_equal_run_glue_in(golden: &Path) {
     let examples = examples(&set);
     assert_eq!(examples.len() as u64, meta["examples"].as_u64().unwrap());
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
-    let batch = set.batch(&rows, rows.len(), START);
+    let batch = set.batch(&rows, rows.len(), START).unwrap();
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
     let ints =
         |array: &ndarray::Array2<i32>| array.iter().map(|n| i64::from(*n)).collect::<Vec<_>>();
@@ -173,8 +173,8 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares_in(golden: &Path) {
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
     let (mut ids, mut special) = (Vec::new(), Vec::new());
     for index in 0..examples.len() {
-        let example = examples.example(index);
-        ids.extend(example.ids.iter().map(i64::from));
+        let example = examples.row(index).unwrap();
+        ids.extend(example.ids.iter().map(|id| i64::from(*id)));
         special.extend(
             example
                 .flags
@@ -198,7 +198,9 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares_in(golden: &Path) {
     let (mut selected, mut masked, mut kept, mut random) = (0u64, 0u64, 0u64, 0u64);
     let mut first = None;
     for epoch in 0..epochs {
-        let batch = collator.batch(&rows, rows.len(), Position { epoch, batch: 0 });
+        let batch = collator
+            .batch(&rows, rows.len(), Position { epoch, batch: 0 })
+            .unwrap();
         let labels = batch.labels.tokens().unwrap();
         for (((id, label), original), special) in
             batch.input_ids.iter().zip(labels).zip(&ids).zip(&special)
@@ -217,7 +219,9 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares_in(golden: &Path) {
         }
         assert_eq!(
             batch,
-            collator.batch(&rows, rows.len(), Position { epoch, batch: 0 })
+            collator
+                .batch(&rows, rows.len(), Position { epoch, batch: 0 })
+                .unwrap()
         );
         assert_ne!(
             first.replace(batch.input_ids.clone()),
@@ -626,7 +630,7 @@ fn tables_have_their_rows_and_labels() {
         assert_eq!(labels.len(), known.as_object().unwrap().len(), "{name}");
         for (class, label) in labels.names().iter().enumerate() {
             let count = (0..examples.len())
-                .filter(|i| examples.example(*i).label == Some(Label::class(class as u32)))
+                .filter(|i| examples.row(*i).unwrap().label == Some(Label::class(class as u32)))
                 .count();
             assert_eq!(known[label], count, "{name}: {label}");
         }
@@ -697,7 +701,7 @@ fn real_tables_have_their_known_rows_and_labels() {
         let label = |class: usize| Some(Label::class(class as u32));
         let count = |class: usize| {
             (0..examples.len())
-                .filter(|i| examples.example(*i).label == label(class))
+                .filter(|i| examples.row(*i).unwrap().label == label(class))
                 .count()
         };
         let counts: Vec<usize> = (0..labels.len()).map(count).collect();

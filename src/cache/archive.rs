@@ -7,6 +7,7 @@ use super::store::Store;
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use crate::checkpoint::named::write_named;
 use crate::checkpoint::{atomic, files};
+use crate::report::units::bytes;
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -143,7 +144,9 @@ fn write_archive(
 /// Takes the entries of a tar file that are whole and rightly named. Anything else in it is listed
 /// and left.
 pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
-    let reader = BufReader::new(files::open(file).map_err(Error::io(file))?);
+    let opened = files::open(file).map_err(Error::io(file))?;
+    let size = opened.metadata().map_err(Error::io(file))?.len();
+    let reader = BufReader::new(opened);
     let mut archive = tar::Archive::new(reader);
     let mut imported = Imported::default();
     // What the tar crate says of other files quotes them.
@@ -154,13 +157,32 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
             None => io::Error::new(error.kind(), reason),
         })
     };
-    for member in archive.entries().map_err(no_archive)? {
+    // Raw: names of entries are short, and extensions of the format need not be read.
+    for member in archive.entries().map_err(no_archive)?.raw(true) {
         let mut member = member.map_err(no_archive)?;
         let name = member
             .path()
             .map_err(Error::io(file))?
             .display()
             .to_string();
+        let (kind, claimed) = (member.header().entry_type(), member.size());
+        if kind.is_pax_global_extensions() || kind.is_pax_local_extensions() {
+            continue;
+        }
+        if !kind.is_file() {
+            let reason = "it is no plain file, as `xtrain cache export` writes them";
+            imported.refused.push((name, reason.into()));
+            continue;
+        }
+        if claimed > size.min(LARGEST) {
+            let [claimed, most, size] = [claimed, LARGEST, size].map(bytes);
+            let reason = format!(
+                "it claims {claimed}; entries have at most {most}, and the whole archive has {size}"
+            );
+            imported.refused.push((name, reason));
+            // What follows is found by the size that it claims.
+            break;
+        }
         if let Some(kernel) = name
             .strip_prefix(AUTOTUNE)
             .and_then(|rest| rest.strip_prefix('/'))
@@ -195,6 +217,10 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
     }
     Ok(imported)
 }
+
+/// Bytes of an entry, at most. A tar file may announce any size, and one with holes need not take up
+/// that much itself.
+const LARGEST: u64 = 4 << 30;
 
 /// Bytes of a measurement, at most; XLA's have some hundred.
 const KERNEL: u64 = 1 << 20;
@@ -239,11 +265,17 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
             Err("it belongs to another key than its name says".into())
         }
     };
-    let mut bytes = Vec::new();
-    member.read_to_end(&mut bytes)?;
+    let mut start = Vec::new();
+    member
+        .take(entry::MAGIC.len() as u64)
+        .read_to_end(&mut start)?;
+    if start != entry::MAGIC.as_bytes() {
+        return Ok(Err(Damage::NoEntry.to_string()));
+    }
     // Under a name that is no entry's, so that nobody can load it before it is checked.
     let mut aside = atomic::file_beside(&store.path(id))?;
-    aside.write_all(&bytes)?;
+    aside.write_all(&start)?;
+    io::copy(member, &mut aside)?;
     if let Err(reason) = checked(aside.path()) {
         return Ok(Err(reason));
     }
@@ -257,6 +289,50 @@ mod tests {
     use super::super::entry::tests::header;
     use super::super::key::Part;
     use super::*;
+
+    /// A tar file may announce what it has not, and its holes may be read as zeros.
+    #[test]
+    fn sizes_that_lie_are_refused_by_their_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().join("store"));
+        let tar = dir.path().join("graphs.tar");
+        let name = format!("{}.graph", "0".repeat(32));
+        let write = |kind: tar::EntryType, size: u64, holes: u64| {
+            let mut header = tar::Header::new_gnu();
+            header.set_path(&name).unwrap();
+            header.set_entry_type(kind);
+            header.set_size(size);
+            header.set_cksum();
+            std::fs::write(&tar, header.as_bytes()).unwrap();
+            let file = std::fs::File::options().append(true).open(&tar).unwrap();
+            file.set_len(512 + holes).unwrap();
+        };
+        let eight = 8 << 30;
+        let regular = tar::EntryType::Regular;
+        for (kind, size, holes, word) in [
+            (regular, eight, 1024, "it claims 8.0 GiB"),
+            (regular, eight, eight + 1024, "it claims 8.0 GiB"),
+            (
+                regular,
+                LARGEST,
+                LARGEST + 1024,
+                "does not start as an entry",
+            ),
+            (tar::EntryType::Symlink, 0, 1024, "no plain file"),
+            (
+                tar::EntryType::GNULongName,
+                64 << 20,
+                128 << 20,
+                "no plain file",
+            ),
+        ] {
+            write(kind, size, holes);
+            let imported = import(&store, &tar).unwrap();
+            let reason = &imported.refused[0].1;
+            assert!(imported.taken == 0 && reason.contains(word), "{imported:?}");
+        }
+        assert!(store.list().unwrap().is_empty());
+    }
 
     #[test]
     fn what_one_exports_another_imports_and_nothing_else() {

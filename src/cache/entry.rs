@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-const MAGIC: &str = "xtrain graph entry";
+pub const MAGIC: &str = "xtrain graph entry";
 /// A header is a few KB; a damaged length must not make us allocate the machine.
 const LARGEST_HEADER: usize = 16 << 20;
 

@@ -57,6 +57,13 @@ pub enum Error {
     )]
     NotTorch { path: PathBuf, reason: String },
 
+    #[error(
+        "{} holds a run's state, with the model's weights under {key:?}. Take them out with Python: import torch; \
+         torch.save(torch.load(FILE, weights_only=True)[{key:?}], \"pytorch_model.bin\")",
+        path.display()
+    )]
+    NestedStateDict { path: PathBuf, key: String },
+
     #[error("{}: tensor {tensor} has element type {dtype}, which xtrain does not read", path.display())]
     UnsupportedDtype {
         path: PathBuf,

@@ -2,6 +2,7 @@
 
 use super::error::{Error, Result};
 use super::{atomic, files};
+use crate::report::json;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
@@ -17,17 +18,23 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
             reason: "the file is empty; it should hold JSON".to_string(),
         });
     }
-    serde_json::from_slice(&text).map_err(|error| Error::Json {
-        path: path.to_path_buf(),
-        line: error.line(),
-        column: error.column(),
+    json::from_slice(&text).map_err(|error| {
         // serde_json repeats the position at the end of its message.
-        message: error
-            .to_string()
-            .split(" at line ")
-            .next()
-            .unwrap_or_default()
-            .to_string(),
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        let (path, message) = (path.to_path_buf(), message.to_string());
+        match error.line() {
+            0 => Error::BadContent {
+                path,
+                reason: message,
+            },
+            line => Error::Json {
+                path,
+                line,
+                column: error.column(),
+                message,
+            },
+        }
     })
 }
 

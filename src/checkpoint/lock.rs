@@ -6,6 +6,7 @@
 //! over with a new one.
 
 use super::atomic::ASIDE;
+use crate::report::files;
 use crate::report::notice::while_busy;
 use crate::report::telemetry::{host, now};
 use crate::report::units::duration;
@@ -73,7 +74,7 @@ impl Holder {
 
     /// Whom a lock's file names; a new file names nobody.
     fn read(file: &File) -> Option<Holder> {
-        serde_json::from_reader(file).ok()
+        serde_json::from_slice(&files::read_all(file, 1 << 16).ok()?).ok()
     }
 }
 
@@ -181,7 +182,7 @@ pub fn abandon() {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    options.open(path)
+    files::open_as(&mut options, path)
 }
 
 /// How messages name a holder.

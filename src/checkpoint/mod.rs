@@ -8,7 +8,6 @@
 
 pub mod atomic;
 mod error;
-pub mod files;
 pub mod hash;
 pub mod hf;
 mod json;
@@ -22,6 +21,7 @@ pub mod state;
 mod torch;
 pub mod weights;
 
+pub use crate::report::files;
 pub use error::{Error, Mismatch, Result};
 pub use keep::prune;
 pub use pace::Pace;

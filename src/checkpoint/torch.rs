@@ -18,6 +18,30 @@ use xtrain_graphs::DType;
 /// What of a file is not as it should be.
 type Result<T> = std::result::Result<T, String>;
 
+/// Why a file gives no tensors.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// What is wrong with it.
+    Reason(String),
+    /// Its tensors lie one level deeper, under this name, beside a run's other state.
+    Nested(String),
+}
+
+impl From<String> for Problem {
+    fn from(reason: String) -> Problem {
+        Problem::Reason(reason)
+    }
+}
+
+impl From<&str> for Problem {
+    fn from(reason: &str) -> Problem {
+        Problem::Reason(reason.into())
+    }
+}
+
+/// The tensors of a state dict, by name.
+type Tensors = std::result::Result<BTreeMap<String, Tensor>, Problem>;
+
 /// Where a tensor lies.
 #[derive(Debug, PartialEq)]
 pub(super) struct Tensor {
@@ -27,7 +51,7 @@ pub(super) struct Tensor {
 }
 
 /// The tensors of a state dict, by name.
-pub(super) fn tensors(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+pub(super) fn tensors(file: &[u8]) -> Tensors {
     if file.starts_with(b"PK\x03\x04") {
         return from_zip(file);
     }
@@ -37,7 +61,7 @@ pub(super) fn tensors(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
     Err("it is not a file of torch.save".into())
 }
 
-fn from_zip(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+fn from_zip(file: &[u8]) -> Tensors {
     let entries = zip_entries(file)?;
     let (pickle, range) = entries
         .iter()
@@ -56,7 +80,7 @@ fn from_zip(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
     })
 }
 
-fn from_pickles(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+fn from_pickles(file: &[u8]) -> Tensors {
     let mut machine = Machine::new(file);
     // A magic number, the version, the machine.
     let [_, version, machine_info] = [machine.run()?, machine.run()?, machine.run()?];
@@ -101,13 +125,21 @@ fn from_pickles(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
 }
 
 /// The tensors of a dict, given where each storage lies.
-fn state_dict(
-    dict: Value,
-    storage: &dyn Fn(&str) -> Option<Range<usize>>,
-) -> Result<BTreeMap<String, Tensor>> {
+fn state_dict(dict: Value, storage: &dyn Fn(&str) -> Option<Range<usize>>) -> Tensors {
     let Value::Dict(dict) = dict else {
         return Err("it holds no state dict (names with their tensors)".into());
     };
+    let nested = |(name, value): &(Value, Value)| {
+        let Value::Dict(inner) = value else {
+            return None;
+        };
+        let is_tensor = |(_, value): &(Value, Value)| matches!(value, Value::Tensor(_));
+        let has_tensors = inner.entries.iter().any(is_tensor);
+        name.text().filter(|_| has_tensors).map(str::to_string)
+    };
+    if let Some(name) = dict.entries.iter().find_map(nested) {
+        return Err(Problem::Nested(name));
+    }
     let mut tensors = BTreeMap::new();
     for (name, value) in &dict.entries {
         let name = name
@@ -115,9 +147,8 @@ fn state_dict(
             .ok_or("a name of its state dict is no text")?
             .to_string();
         let Value::Tensor(tensor) = value else {
-            return Err(format!(
-                "{name} is not a tensor; only a model's state dict is read"
-            ));
+            let reason = format!("{name} is not a tensor; only a model's state dict is read");
+            return Err(reason.into());
         };
         let TensorValue {
             storage: of,
@@ -139,7 +170,7 @@ fn state_dict(
             bytes,
         };
         if tensors.insert(name.clone(), found).is_some() {
-            return Err(format!("{name} is there twice"));
+            return Err(format!("{name} is there twice").into());
         }
     }
     Ok(tensors)
@@ -290,6 +321,10 @@ const GLOBALS: [(&str, Global); 13] = [
     ("torch.UInt32Storage", Global::Storage(DType::U32)),
 ];
 
+/// A state dict takes some 45 instructions for each tensor. Each may make a value, and a value takes
+/// far more memory than the byte of an instruction.
+const MOST_INSTRUCTIONS: usize = 4 << 20;
+
 /// Values in values go no deeper, so that giving them up cannot exhaust the stack.
 const DEEPEST: usize = 32;
 
@@ -382,6 +417,8 @@ struct Machine<'a> {
     at: usize,
     stack: Vec<Value>,
     marks: Vec<usize>,
+    /// So far, in all pickles.
+    instructions: usize,
     /// What was put aside; `None` for a list or dict, which may have changed since.
     memo: HashMap<usize, Option<Value>>,
 }
@@ -393,6 +430,7 @@ impl<'a> Machine<'a> {
             at: 0,
             stack: Vec::new(),
             marks: Vec::new(),
+            instructions: 0,
             memo: HashMap::new(),
         }
     }
@@ -518,6 +556,12 @@ impl<'a> Machine<'a> {
         self.memo.clear();
         loop {
             let code = self.take(1)?[0];
+            self.instructions += 1;
+            if self.instructions > MOST_INSTRUCTIONS {
+                return Err(format!(
+                    "its pickle has more than {MOST_INSTRUCTIONS} instructions, which no state dict needs"
+                ));
+            }
             match code {
                 op::PROTO => {
                     self.take(1)?;

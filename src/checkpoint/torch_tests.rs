@@ -53,7 +53,7 @@ fn what_is_no_state_dict_is_refused_by_name() {
         ("evil", ["posix.system", "nothing of it was run"]),
         ("evil_old", ["posix.system", "nothing of it was run"]),
         ("turned", ["strides", "contiguous"]),
-        ("nested", ["epoch", "state dict"]),
+        ("nested", ["under \"model\"", "torch.save(torch.load"]),
     ] {
         let message = Weights::open(&path(name)).unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
@@ -129,6 +129,31 @@ fn hostile_pickles_end_in_a_sentence() {
             Ok(value) => panic!("{shown:?} gives {value:?}"),
         }
     }
+}
+
+/// Values take far more memory than the instructions that make them.
+#[test]
+fn floods_of_instructions_end_early() {
+    let before = crate::report::memory::peak_rss().unwrap();
+    for code in [
+        op::EMPTY_DICT,
+        op::EMPTY_LIST,
+        op::EMPTY_TUPLE,
+        op::NONE,
+        op::MARK,
+        op::FLOAT,
+    ] {
+        let flood = vec![code; 2 * MOST_INSTRUCTIONS];
+        let message = run(&flood).unwrap_err();
+        let is_float = code == op::FLOAT;
+        assert!(is_float || message.contains("instructions"), "{message}");
+    }
+    let pairs = [op::EMPTY_DICT, op::MEMOIZE].repeat(MOST_INSTRUCTIONS);
+    assert!(run(&pairs).unwrap_err().contains("instructions"));
+    let grown = crate::report::memory::peak_rss()
+        .unwrap()
+        .saturating_sub(before);
+    assert!(grown < 700 << 20, "{grown}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -371,14 +372,49 @@ impl Weights {
     }
 }
 
-/// What to say when a directory has weights, but not in a form that is read here.
-fn other_formats_hint(dir: &Path) -> String {
-    let others = ["tf_model.h5", "flax_model.msgpack"];
-    match others.iter().find(|name| dir.join(name).exists()) {
-        Some(name) => format!(
+/// What to say when a directory has weights, but not in a form or by a name that is read here.
+pub fn other_formats_hint(dir: &Path) -> String {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let find = |is: &dyn Fn(&str) -> bool| names.iter().find(|name| is(name));
+    if let Some(name) = find(&|name| ["tf_model.h5", "flax_model.msgpack"].contains(&name)) {
+        format!(
             "; there is a {name}, which is not read: load it in transformers and save_pretrained() it again"
-        ),
-        None => String::new(),
+        )
+    } else if let Some(name) = find(&|name| name.starts_with("adapter_")) {
+        format!(
+            "; {name} is of an adapter, not of a model: merge_and_unload() it with its model in Python and save_pretrained() that"
+        )
+    } else if let Some(name) = find(&|name| is_weights(name) && !is_state(name)) {
+        let usual = usual_name(name);
+        format!("; if {name} has the model's weights, rename it to {usual}")
+    } else if let Some(name) = find(&|name| is_weights(name)) {
+        format!("; {name} is the state of a run, not a model's weights")
+    } else {
+        String::new()
+    }
+}
+
+/// Whether a file's name is that of a state dict, of a model or of something else.
+pub fn is_weights(name: &str) -> bool {
+    let endings = [".safetensors", ".bin", ".pt", ".pth", ".ckpt"];
+    endings.iter().any(|ending| name.ends_with(ending))
+}
+
+/// Whether a state dict is one that trainers write beside a model.
+fn is_state(name: &str) -> bool {
+    let others = ["optimizer", "scheduler", "scaler", "rng_state", "training_"];
+    others.iter().any(|other| name.starts_with(other))
+}
+
+/// By which name the weights of a file would be read.
+pub fn usual_name(name: &str) -> &'static str {
+    if name.ends_with(".safetensors") {
+        WEIGHTS_FILE
+    } else {
+        TORCH_FILE
     }
 }
 
@@ -393,7 +429,14 @@ fn read_torch(
         path: path.to_path_buf(),
         reason,
     };
-    for (name, tensor) in torch::tensors(map).map_err(bad)? {
+    let found = torch::tensors(map).map_err(|problem| match problem {
+        torch::Problem::Reason(reason) => bad(reason),
+        torch::Problem::Nested(key) => Error::NestedStateDict {
+            path: path.to_path_buf(),
+            key,
+        },
+    })?;
+    for (name, tensor) in found {
         let entry = Entry {
             shape: Shape::new(tensor.dtype, tensor.dims),
             file,

@@ -4,18 +4,26 @@ use super::{Error, Outcome};
 use crate::config::{GeneratePlan, PromptSource};
 use crate::data::chat_template::Message;
 use crate::engine::{Generator, failed};
-use crate::report::output;
+use crate::report::{files, output, units};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+
+/// Bytes of a file of prompts, and of a prompt, at most. No model has positions for a longer one.
+const PROMPTS: u64 = 64 << 20;
+const PROMPT: u64 = 4 << 20;
 
 pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
     match &plan.prompts {
         PromptSource::Text(prompt) => continue_all(&plan, &[prompt])?,
         PromptSource::File(file) => {
-            let text = std::fs::read_to_string(file).map_err(|error| {
-                Error::because(format!("reading --prompt_file {}", file.display()), error)
-            })?;
+            let name = format!("--prompt_file {}", file.display());
+            let bytes = files::read_piped(file, PROMPTS)
+                .map_err(|error| Error::because(format!("reading {name}"), error))?;
+            let text = text(bytes, &name)?;
             let text = text.trim_start_matches('\u{feff}');
             let prompts: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+            if let Some(at) = text.lines().position(|line| line.len() as u64 > PROMPT) {
+                return Err(too_long(format!("{name}: line {}", at + 1)));
+            }
             if prompts.is_empty() {
                 return Err(Error::usage(
                     format!("--prompt_file: {} has no prompt", file.display()),
@@ -70,9 +78,12 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
     }
     let mut stdin = io::stdin().lock();
     if !stdin.is_terminal() {
-        let mut message = String::new();
-        let read = stdin.read_to_string(&mut message);
-        read.map_err(failed("reading standard input"))?;
+        let mut bytes = Vec::new();
+        let read = (&mut stdin).take(PROMPT + 1).read_to_end(&mut bytes);
+        if read.map_err(failed("reading standard input"))? as u64 > PROMPT {
+            return Err(too_long("--chat: the message on standard input".into()));
+        }
+        let message = text(bytes, "standard input")?;
         let message = message.trim_end_matches('\n');
         if message.is_empty() {
             return Err(Error::usage(
@@ -86,7 +97,7 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
     loop {
         eprint!("> ");
         let mut line = String::new();
-        let read = stdin.read_line(&mut line);
+        let read = (&mut stdin).take(PROMPT).read_line(&mut line);
         read.map_err(failed("reading standard input"))?;
         let message = line.trim_end_matches(['\n', '\r']);
         if message.is_empty() {
@@ -94,6 +105,21 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
         }
         answer(&mut conversation, message)?;
     }
+}
+
+/// Bytes as text.
+fn text(bytes: Vec<u8>, name: &str) -> Result<String, Error> {
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        Error::failed(format!("{name}: line {line} is not UTF-8"))
+            .with_hint("save it as UTF-8, for example with iconv -t UTF-8")
+    })
+}
+
+fn too_long(what: String) -> Error {
+    let problem = format!("{what} has more than {}", units::bytes(PROMPT));
+    Error::failed(problem).with_hint("no model takes such a prompt; write one prompt on each line")
 }
 
 /// Prints a piece at once.

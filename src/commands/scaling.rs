@@ -12,6 +12,7 @@ use crate::engine::failed;
 use crate::report::scaling::{Exchange, Point, Scaling};
 use crate::report::telemetry::{Event, TELEMETRY_FILE, latest};
 use crate::report::units::count;
+use crate::report::{files, json};
 use child::{Children, Stopped};
 use serde_json::Value;
 use std::path::Path;
@@ -166,8 +167,7 @@ fn from_bench(output: &str) -> Option<Measured> {
 }
 
 fn from_telemetry(dir: &Path) -> Option<Measured> {
-    let text = std::fs::read_to_string(dir.join(TELEMETRY_FILE)).ok()?;
-    let events = latest(&text);
+    let events = latest(&dir.join(TELEMETRY_FILE)).ok()?;
     let (tokens_per_second, step_seconds) = pace(&events)?;
     let last = events.iter().rev().find_map(|event| match event {
         Event::Step(step) => Some(step),
@@ -176,8 +176,8 @@ fn from_telemetry(dir: &Path) -> Option<Measured> {
     let epoch_steps = last
         .filter(|step| step.epoch > 0.0)
         .map(|step| step.step as f64 / step.epoch);
-    let results = std::fs::read_to_string(dir.join("train_results.json")).unwrap_or_default();
-    let results: Value = serde_json::from_str(&results).unwrap_or_default();
+    let results = files::read(&dir.join("train_results.json")).unwrap_or_default();
+    let results: Value = json::from_slice(&results).unwrap_or_default();
     Some(Measured {
         tokens_per_second,
         step_seconds,

@@ -5,8 +5,8 @@
 
 use super::report::REPORT_FILE;
 use super::{Error, Outcome};
-use crate::checkpoint::atomic;
 use crate::checkpoint::named::write_named_bytes;
+use crate::checkpoint::{atomic, files};
 use crate::config::{SweepPlan, SweptRun};
 use crate::engine::failed;
 use crate::launch::own_process;
@@ -47,7 +47,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
             .with_hint("name a directory that you may write to")
     })?;
     let memory = plan.output_dir.join(SWEEP_FILE);
-    let mut done: Done = match fs::read(&memory) {
+    let mut done: Done = match files::read(&memory) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(failed("reading sweep.json"))?,
         Err(_) => Done::default(),
     };

@@ -140,7 +140,7 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             "write the settings as JSON or TOML",
         ));
     }
-    let text = files::read(path).and_then(|bytes| {
+    let text = files::read_piped(path, files::SETTINGS).and_then(|bytes| {
         String::from_utf8(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
     });

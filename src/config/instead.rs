@@ -339,7 +339,8 @@ pub fn of_name(name: &str) -> Option<&'static str> {
 /// A JSON object, or the file that holds one.
 fn object(value: &str) -> Option<Value> {
     let read = |text: &str| serde_json::from_str::<Value>(text).ok();
-    let from_file = || read(std::str::from_utf8(&files::read(Path::new(value)).ok()?).ok()?);
+    let file = || files::read_piped(Path::new(value), files::SETTINGS).ok();
+    let from_file = || read(std::str::from_utf8(&file()?).ok()?);
     read(value).or_else(from_file).filter(Value::is_object)
 }
 

@@ -6,8 +6,9 @@ use std::ops::Range;
 use ndarray::{Array2, s};
 use xtrain_models::IGNORED_LABEL;
 
+use super::error::Result;
 use super::padding::Padding;
-use super::rows::{Example, Rows, flag};
+use super::rows::{Row, Rows, flag};
 use super::sampler::Position;
 
 pub use crate::trainer::feed::HostLabels;
@@ -38,16 +39,30 @@ pub struct Batch {
 
 /// The rows that a batch is made of.
 pub struct BatchRows<'a> {
-    pub(super) set: &'a Rows,
-    pub(super) padding: Option<&'a Padding>,
+    padding: Option<&'a Padding>,
     /// By their numbers in the set.
     pub rows: &'a [u32],
+    /// The rows themselves, in order.
+    pub examples: Vec<Row>,
+    is_packed: bool,
 }
 
-impl BatchRows<'_> {
-    /// The rows themselves, in order.
-    pub fn examples(&self) -> impl Iterator<Item = Example<'_>> {
-        self.rows.iter().map(|row| self.set.example(*row as usize))
+impl<'a> BatchRows<'a> {
+    /// Reads rows of a set, at least one.
+    ///
+    /// # Errors
+    /// As [`Rows::row`].
+    pub(super) fn read(
+        set: &Rows,
+        padding: Option<&'a Padding>,
+        rows: &'a [u32],
+    ) -> Result<BatchRows<'a>> {
+        Ok(BatchRows {
+            padding,
+            rows,
+            examples: set.rows(rows)?,
+            is_packed: set.is_packed(),
+        })
     }
 
     /// The columns that a row of `tokens` tokens takes in a batch of `length` columns.
@@ -57,7 +72,7 @@ impl BatchRows<'_> {
 
     /// T: the length that is padded to, or that all rows have.
     fn length(&self) -> usize {
-        let tokens = self.rows.iter().map(|row| self.set.length(*row as usize));
+        let tokens = self.examples.iter().map(|row| row.ids.len());
         let longest = tokens.max().unwrap_or(0);
         self.padding
             .map_or(longest, |padding| padding.fitting(longest))
@@ -65,9 +80,8 @@ impl BatchRows<'_> {
 
     /// The row in a position of the batch. Rows missing to the batch size repeat the first one: a
     /// row without any token to attend to would be a special case for every model.
-    fn at(&self, position: usize) -> Example<'_> {
-        let row = self.rows.get(position).unwrap_or(&self.rows[0]);
-        self.set.example(*row as usize)
+    fn at(&self, position: usize) -> &Row {
+        self.examples.get(position).unwrap_or(&self.examples[0])
     }
 
     /// Ids and attention mask, no label yet. Rows missing to `batch_size` of a packed set are
@@ -79,7 +93,7 @@ impl BatchRows<'_> {
         let mut attention_mask = self
             .padding
             .map(|_| Array2::from_elem((batch_size, length), false));
-        let filled = if self.set.is_packed() {
+        let filled = if self.is_packed {
             self.rows.len()
         } else {
             batch_size
@@ -92,7 +106,10 @@ impl BatchRows<'_> {
             let row = row
                 .as_slice_mut()
                 .expect("rows of a fresh array are contiguous");
-            example.ids.copy_to(&mut row[columns.clone()]);
+            // Ids fit i32, since no vocabulary reaches 2^31.
+            for (out, id) in row[columns.clone()].iter_mut().zip(&*example.ids) {
+                *out = *id as i32;
+            }
             if let Some(mask) = &mut attention_mask {
                 mask.slice_mut(s![position, columns]).fill(true);
             }
@@ -119,9 +136,9 @@ impl BatchRows<'_> {
     pub(super) fn token_types(&self, ids: &Array2<i32>) -> Array2<i32> {
         let mut types = Array2::zeros(ids.raw_dim());
         for (position, mut out) in types.outer_iter_mut().enumerate() {
-            let flags = self.at(position).flags;
+            let flags = &self.at(position).flags;
             let columns = self.columns(ids.ncols(), flags.len());
-            for (out, flags) in out.slice_mut(s![columns]).iter_mut().zip(flags) {
+            for (out, flags) in out.slice_mut(s![columns]).iter_mut().zip(&**flags) {
                 *out = i32::from(flags & flag::SECOND != 0);
             }
         }

@@ -115,6 +115,13 @@ pub enum Error {
         now: String,
     },
 
+    #[error(
+        "the tokenized text {} was changed by another program while this run reads it; start the run again, with \
+         --resume_from_checkpoint if it has saved a checkpoint",
+        path.display()
+    )]
+    RowsChanged { path: PathBuf },
+
     #[error("the position in the data of {} cannot be used: {reason}", path.display())]
     BadPosition { path: PathBuf, reason: String },
 

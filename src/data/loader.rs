@@ -26,6 +26,12 @@ pub enum LoaderError<E> {
     #[error("batch {} of epoch {}: {source}", position.batch, position.epoch)]
     Prepare { position: Position, source: E },
 
+    #[error("batch {} of epoch {}: {source}", position.batch, position.epoch)]
+    Read {
+        position: Position,
+        source: super::Error,
+    },
+
     #[error("a data worker panicked at batch {} of epoch {}: {message}", position.batch, position.epoch)]
     Panicked { position: Position, message: String },
 
@@ -102,15 +108,15 @@ impl<T, E> Source<T, E> {
         let work = || {
             let order = self.order(position.epoch);
             let rows = self.spec.plan.batch(&order, position.batch);
-            (self.prepare)(
-                self.spec
-                    .set
-                    .batch(rows, self.spec.plan.batch_size, position),
-            )
+            let batch = self
+                .spec
+                .set
+                .batch(rows, self.spec.plan.batch_size, position);
+            let batch = batch.map_err(|source| LoaderError::Read { position, source })?;
+            (self.prepare)(batch).map_err(|source| LoaderError::Prepare { position, source })
         };
         match panics::guarded(work) {
-            Ok(Ok(item)) => Ok(item),
-            Ok(Err(source)) => Err(LoaderError::Prepare { position, source }),
+            Ok(made) => made,
             Err(message) => Err(LoaderError::Panicked { position, message }),
         }
     }

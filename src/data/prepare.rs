@@ -165,7 +165,7 @@ impl Job<'_> {
                     }
                 }
             }
-            // A whole one is never replaced: others may have mapped it.
+            // A whole one is never replaced: others may read it.
             let _ = std::fs::remove_file(&path);
             write(&path, self.tokenizer.id_bound() > 1 << 16)?;
             made += 1;
@@ -173,7 +173,7 @@ impl Job<'_> {
     }
 
     /// Makes the set where only this process sees it, because the cache directory cannot be written.
-    /// What is mapped stays when the directory goes.
+    /// An open file stays when the directory goes.
     fn make_for_this_run(
         &self,
         error: &std::io::Error,

@@ -1,5 +1,5 @@
-//! Rows of token ids, made once and kept: memory-mapped from a file, or in memory. Cheap to clone,
-//! shared between threads.
+//! Rows of token ids, made once and kept: in a file, or in memory. Cheap to clone, shared between
+//! threads.
 //!
 //! There are two kinds. Packed rows are ids alone, all of one length, row after row. Examples have
 //! any length: each one's ids and flags (one byte each), padded to four bytes, with the labels of
@@ -8,23 +8,22 @@
 //!
 //! A file is a 128-byte header and then the rows. Header and rest carry SHA-256 digests that are
 //! checked when it is opened: it is read as fast as the text it comes from is hashed, and a damaged
-//! corpus would otherwise train without a sound.
+//! corpus would otherwise train without a sound. For the same reason a file that is written while a
+//! run reads it is checked again.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::label::Label;
-use crate::checkpoint::atomic;
 use crate::checkpoint::hash::{HashingWriter, hex};
-
-#[cfg(target_endian = "big")]
-compile_error!("token files are mapped as little-endian numbers");
+use crate::checkpoint::{atomic, files};
 
 const HEADER: usize = 128;
 const PACKED: &[u8; 8] = b"xtrnrows";
@@ -85,64 +84,6 @@ impl Row {
     }
 }
 
-/// The ids of a row where they are kept.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ids<'a> {
-    Narrow(&'a [u16]),
-    Wide(&'a [u32]),
-}
-
-impl Ids<'_> {
-    /// Number of ids.
-    pub fn len(&self) -> usize {
-        match self {
-            Ids::Narrow(ids) => ids.len(),
-            Ids::Wide(ids) => ids.len(),
-        }
-    }
-
-    /// Whether there is no id.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let (narrow, wide): (&[u16], &[u32]) = match self {
-            Ids::Narrow(ids) => (ids, &[]),
-            Ids::Wide(ids) => (&[], ids),
-        };
-        narrow
-            .iter()
-            .map(|id| u32::from(*id))
-            .chain(wide.iter().copied())
-    }
-
-    /// Copies into a row of a batch. Ids fit i32, since no vocabulary reaches 2^31.
-    pub fn copy_to(&self, out: &mut [i32]) {
-        match self {
-            Ids::Narrow(ids) => out
-                .iter_mut()
-                .zip(*ids)
-                .for_each(|(out, id)| *out = i32::from(*id)),
-            Ids::Wide(ids) => out
-                .iter_mut()
-                .zip(*ids)
-                .for_each(|(out, id)| *out = *id as i32),
-        }
-    }
-}
-
-/// One kept row: T ids with their flags, and its label where the set has labels.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Example<'a> {
-    pub ids: Ids<'a>,
-    /// Bits of [`flag`], one byte a token; empty for packed rows.
-    pub flags: &'a [u8],
-    pub label: Option<Label>,
-    /// [`Label::to_bits`] of each token's label; empty where tokens have none of their own.
-    pub token_labels: &'a [u32],
-}
-
 /// Index of an example: where its ids begin (bytes from the end of the header), their number, and
 /// its label.
 #[derive(Clone, Copy, Debug)]
@@ -174,18 +115,98 @@ impl Entry {
     }
 }
 
-/// The bytes of a file, wherever they are; aligned to eight in both cases.
+/// The bytes of a file, wherever they are. A file is read, not mapped: of a mapped one that another
+/// program cuts short, the next look at a row would end the process.
 #[derive(Debug)]
 enum Storage {
-    Mapped(Mmap),
-    Memory(Vec<u64>),
+    File(RowsFile),
+    Memory(Vec<u8>),
 }
 
 impl Storage {
-    fn bytes(&self) -> &[u8] {
+    fn read_at(&self, bytes: &mut [u8], offset: usize) -> Result<()> {
         match self {
-            Storage::Mapped(map) => map,
-            Storage::Memory(words) => bytemuck::cast_slice(words),
+            Storage::File(file) => {
+                let read = file.file.read_exact_at(bytes, offset as u64);
+                read.map_err(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => file.changed(),
+                    _ => Error::io("read", &file.path)(error),
+                })
+            }
+            Storage::Memory(all) => {
+                bytes.copy_from_slice(&all[offset..offset + bytes.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// What bytes that no writer of rows has written mean.
+    fn damaged(&self) -> Error {
+        match self {
+            Storage::File(file) => file.changed(),
+            Storage::Memory(_) => unreachable!("rows in memory are as they were pushed"),
+        }
+    }
+}
+
+/// An open file whose content has been checked.
+#[derive(Debug)]
+struct RowsFile {
+    path: PathBuf,
+    file: File,
+    /// When it was last known to hold what its digest says.
+    checked: Mutex<Stamp>,
+}
+
+/// What changes with a file's content: its size, and the time of the last write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stamp {
+    bytes: u64,
+    written: Option<SystemTime>,
+}
+
+impl RowsFile {
+    fn stamp(file: &File) -> io::Result<Stamp> {
+        let found = file.metadata()?;
+        Ok(Stamp {
+            bytes: found.len(),
+            written: found.modified().ok(),
+        })
+    }
+
+    /// Whether the rows are still those that were opened: what was read before is right then.
+    fn check(&self, header: &Header) -> Result<()> {
+        let now = RowsFile::stamp(&self.file).map_err(Error::io("read", &self.path))?;
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if *checked == now {
+            return Ok(());
+        }
+        let digest = digest_of(&self.file).map_err(Error::io("read", &self.path))?;
+        if digest != header.digest {
+            return Err(self.changed());
+        }
+        // It was only touched.
+        *checked = now;
+        Ok(())
+    }
+
+    fn changed(&self) -> Error {
+        Error::RowsChanged {
+            path: self.path.clone(),
+        }
+    }
+}
+
+/// The digest of what follows the header.
+fn digest_of(file: &File) -> io::Result<[u8; 32]> {
+    let (mut hasher, mut block, mut at) = (Sha256::new(), vec![0; 1 << 20], HEADER as u64);
+    loop {
+        match file.read_at(&mut block, at)? {
+            0 => return Ok(hasher.finalize().into()),
+            read => {
+                hasher.update(&block[..read]);
+                at += read as u64;
+            }
         }
     }
 }
@@ -195,6 +216,9 @@ impl Storage {
 pub struct Rows {
     storage: Arc<Storage>,
     header: Header,
+    /// Tokens of each row; empty where all have the header's number.
+    lengths: Arc<[u32]>,
+    pairs: bool,
     /// Rows in use: those of the header or fewer.
     len: usize,
     origin: Origin,
@@ -212,12 +236,7 @@ impl Rows {
             .expect("a vector takes all that is written")?;
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend(body);
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let words = bytes
-            .chunks_exact(8)
-            .map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
-            .collect();
-        Ok(Rows::new(Storage::Memory(words), header, Origin::Memory))
+        Rows::new(Storage::Memory(bytes), header, Origin::Memory)
     }
 
     /// Writes a file of rows. An error of `fill` comes back as it is, and leaves no file.
@@ -250,24 +269,41 @@ impl Rows {
 
     /// Opens a file that [`Rows::write`] made. The error says what is wrong with it.
     pub(super) fn open(path: &Path) -> Result<Rows, String> {
-        let file = File::open(path).map_err(|error| error.to_string())?;
-        // SAFETY: the mapping is read only, and such files are only ever replaced by rename, never
-        // written in place.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| error.to_string())?;
-        let header = Header::parse(&map)?;
-        if hex(&Sha256::digest(&map[HEADER..])) != hex(&header.digest) {
+        let read = |error: io::Error| error.to_string();
+        let file = files::open(path).map_err(read)?;
+        // Before the rows are read: a write while they are shows, too.
+        let checked = RowsFile::stamp(&file).map_err(read)?;
+        let mut header = [0; HEADER];
+        if checked.bytes < HEADER as u64 {
+            return Err(format!("it has only {} bytes", checked.bytes));
+        }
+        file.read_exact_at(&mut header, 0).map_err(read)?;
+        let header = Header::parse(&header, checked.bytes)?;
+        if digest_of(&file).map_err(read)? != header.digest {
             return Err("its rows do not match their digest".to_string());
         }
-        Ok(Rows::new(Storage::Mapped(map), header, Origin::Cached))
+        let storage = Storage::File(RowsFile {
+            path: path.to_path_buf(),
+            file,
+            checked: Mutex::new(checked),
+        });
+        Rows::new(storage, header, Origin::Cached).map_err(|error| error.to_string())
     }
 
-    fn new(storage: Storage, header: Header, origin: Origin) -> Rows {
-        Rows {
+    fn new(storage: Storage, header: Header, origin: Origin) -> Result<Rows> {
+        let mut rows = Rows {
+            lengths: lengths_in(&storage, &header)?,
             storage: Arc::new(storage),
+            pairs: false,
             len: header.rows,
             header,
             origin,
+        };
+        if !rows.is_empty() {
+            let first = rows.row(0)?;
+            rows.pairs = first.flags.iter().any(|flags| flags & flag::SECOND != 0);
         }
+        Ok(rows)
     }
 
     pub(super) fn with_origin(mut self, origin: Origin) -> Rows {
@@ -323,60 +359,115 @@ impl Rows {
 
     /// Tokens of the longest row in use; 0 if there is none.
     pub(super) fn longest(&self) -> usize {
-        let rows = match self.header.block_size {
-            Some(block_size) => return block_size,
-            None => 0..self.len,
-        };
-        rows.map(|row| self.length(row)).max().unwrap_or(0)
-    }
-
-    fn entry(&self, row: usize) -> Entry {
-        assert!(row < self.len, "row {row} of {}", self.len);
-        if let Some(block_size) = self.header.block_size {
-            return Entry {
-                start: (row * block_size * self.header.id_bytes()) as u64,
-                length: block_size as u32,
-                label: None,
-            };
+        match self.header.block_size {
+            Some(block_size) => block_size,
+            None => self.lengths[..self.len].iter().max().copied().unwrap_or(0) as usize,
         }
-        let at = HEADER + self.header.index_start + row * ENTRY;
-        Entry::parse(&self.storage.bytes()[at..at + ENTRY])
     }
 
     /// Tokens of a row.
     pub(super) fn length(&self, row: usize) -> usize {
-        self.entry(row).length as usize
+        self.header
+            .block_size
+            .unwrap_or_else(|| self.lengths[row] as usize)
+    }
+
+    /// Whether the first row is of two texts.
+    pub(super) fn has_pairs(&self) -> bool {
+        self.pairs
     }
 
     /// A row, which must be below [`Rows::len`].
-    pub fn example(&self, row: usize) -> Example<'_> {
-        let (entry, header) = (self.entry(row), &self.header);
-        let (start, length) = (HEADER + entry.start as usize, entry.length as usize);
-        let bytes = self.storage.bytes();
-        let flags = start + length * header.id_bytes();
-        // The storage is aligned, and rows begin at multiples of their ids' size.
-        let ids = if header.wide {
-            Ids::Wide(bytemuck::cast_slice(&bytes[start..flags]))
-        } else {
-            Ids::Narrow(bytemuck::cast_slice(&bytes[start..flags]))
-        };
-        if self.is_packed() {
-            return Example {
-                ids,
-                flags: &[],
-                label: None,
-                token_labels: &[],
-            };
-        }
-        let labels = (flags + length).next_multiple_of(4);
-        let labels = labels..labels + length * if header.token_labels { 4 } else { 0 };
-        Example {
-            ids,
-            flags: &bytes[flags..flags + length],
-            label: entry.label,
-            token_labels: bytemuck::cast_slice(&bytes[labels]),
-        }
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not what it was when it was opened.
+    pub fn row(&self, row: usize) -> Result<Row> {
+        let mut rows = self.rows(&[row as u32])?;
+        Ok(rows.remove(0))
     }
+
+    /// Several rows, by their numbers.
+    ///
+    /// # Errors
+    /// As [`Rows::row`].
+    pub fn rows(&self, numbers: &[u32]) -> Result<Vec<Row>> {
+        let rows = numbers.iter().map(|row| self.read(*row as usize));
+        let rows = rows.collect::<Result<Vec<Row>>>()?;
+        if let Storage::File(file) = &*self.storage {
+            file.check(&self.header)?;
+        }
+        Ok(rows)
+    }
+
+    fn read(&self, row: usize) -> Result<Row> {
+        assert!(row < self.len, "row {row} of {}", self.len);
+        let header = &self.header;
+        let (length, is_packed) = (self.length(row), self.is_packed());
+        let entry = if is_packed {
+            Entry {
+                start: (row * length * header.id_bytes()) as u64,
+                length: length as u32,
+                label: None,
+            }
+        } else {
+            let mut bytes = [0; ENTRY];
+            let at = HEADER + header.index_start + row * ENTRY;
+            self.storage.read_at(&mut bytes, at)?;
+            Entry::parse(&bytes)
+        };
+        let ids = length * header.id_bytes();
+        let flags = if is_packed { 0 } else { length };
+        let labels = if header.token_labels { 4 * length } else { 0 };
+        let before_labels = (ids + flags).next_multiple_of(if is_packed { 1 } else { 4 });
+        let size = before_labels + labels;
+        let start = usize::try_from(entry.start).ok();
+        let fits = start.and_then(|start| start.checked_add(size)) <= Some(header.index_start);
+        let (Some(start), true) = (start, fits && entry.length as usize == length) else {
+            return Err(self.storage.damaged());
+        };
+        let mut bytes = vec![0; size];
+        self.storage.read_at(&mut bytes, HEADER + start)?;
+        Ok(Row {
+            ids: if header.wide {
+                wide(&bytes[..ids])
+            } else {
+                narrow(&bytes[..ids])
+            },
+            flags: bytes[ids..ids + flags].into(),
+            label: entry.label,
+            token_labels: wide(&bytes[before_labels..]),
+        })
+    }
+}
+
+/// Numbers of four bytes, and of two.
+fn wide(bytes: &[u8]) -> Arc<[u32]> {
+    let (numbers, _) = bytes.as_chunks::<4>();
+    numbers.iter().map(|id| u32::from_le_bytes(*id)).collect()
+}
+
+fn narrow(bytes: &[u8]) -> Arc<[u32]> {
+    let (numbers, _) = bytes.as_chunks::<2>();
+    let numbers = numbers.iter().map(|id| u16::from_le_bytes(*id));
+    numbers.map(u32::from).collect()
+}
+
+/// The length of each row, of the index.
+fn lengths_in(storage: &Storage, header: &Header) -> Result<Arc<[u32]>> {
+    /// Entries that are read at once.
+    const BLOCK: usize = 1 << 14;
+    let mut lengths = Vec::new();
+    if header.block_size.is_some() {
+        return Ok(lengths.into());
+    }
+    for first in (0..header.rows).step_by(BLOCK) {
+        let count = BLOCK.min(header.rows - first);
+        let mut bytes = vec![0; count * ENTRY];
+        storage.read_at(&mut bytes, HEADER + header.index_start + first * ENTRY)?;
+        let entries = bytes.chunks_exact(ENTRY).map(Entry::parse);
+        lengths.extend(entries.map(|entry| entry.length));
+    }
+    Ok(lengths.into())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -420,10 +511,8 @@ impl Header {
         bytes.try_into().expect("resized to just that")
     }
 
-    fn parse(file: &[u8]) -> Result<Header, String> {
-        let Some(bytes) = file.get(..HEADER) else {
-            return Err(format!("it has only {} bytes", file.len()));
-        };
+    /// The header of a file of so many bytes.
+    fn parse(bytes: &[u8; HEADER], size: u64) -> Result<Header, String> {
         let number = |place: usize| {
             let at = 16 + 8 * place;
             u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
@@ -444,19 +533,26 @@ impl Header {
             digest: bytes[digest..digest + 32].try_into().expect("32 bytes"),
         };
         // Rebuilding it checks magic, version, digest and padding at once.
-        if header.to_bytes() != bytes {
+        if header.to_bytes() != *bytes {
             return Err("its header is damaged or of another version".to_string());
         }
-        let index = match header.block_size {
-            Some(block_size) => {
-                header.index_start = header.rows * block_size * header.id_bytes();
-                0
-            }
-            None => header.rows * ENTRY,
+        // Numbers whose product has no place in memory are nobody's rows.
+        let product = |factors: &[usize]| {
+            let mut factors = factors.iter();
+            factors.try_fold(1usize, |all, factor| all.checked_mul(*factor))
         };
-        let expected = HEADER + header.index_start + index;
-        if file.len() != expected {
-            return Err(format!("it has {} bytes instead of {expected}", file.len()));
+        let expected = match header.block_size {
+            Some(block_size) => {
+                let body = product(&[header.rows, block_size, header.id_bytes()]);
+                header.index_start = body.filter(|_| block_size > 0).unwrap_or(usize::MAX);
+                header.index_start.checked_add(HEADER)
+            }
+            None => product(&[header.rows, ENTRY])
+                .and_then(|index| index.checked_add(header.index_start)?.checked_add(HEADER)),
+        };
+        if expected.map(|bytes| bytes as u64) != Some(size) {
+            let expected = expected.map_or("more".to_string(), |bytes| bytes.to_string());
+            return Err(format!("it has {size} bytes instead of {expected}"));
         }
         Ok(header)
     }
@@ -583,7 +679,6 @@ impl RowsWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Error;
     use std::fs;
 
     /// Five rows: packed ones of two ids each, or examples of none to four.
@@ -631,15 +726,15 @@ mod tests {
             )
         );
         for n in 0..5 {
-            let (example, length) = (rows.example(n), if packed { 2 } else { n });
+            let (example, length) = (rows.row(n).unwrap(), if packed { 2 } else { n });
             assert_eq!(
-                example.ids.iter().collect::<Vec<_>>(),
+                example.ids.to_vec(),
                 (0..length as u32)
                     .map(|i| n as u32 * 100 + i)
                     .collect::<Vec<_>>()
             );
             if packed {
-                assert_eq!((example.flags, example.label), (&[][..], None));
+                assert_eq!((&*example.flags, example.label), (&[][..], None));
                 continue;
             }
             assert_eq!(
@@ -689,7 +784,7 @@ mod tests {
         })
         .unwrap();
         let rows = Rows::open(&path).unwrap();
-        assert_eq!(rows.example(0).ids, Ids::Wide(&ids));
+        assert_eq!(*rows.row(0).unwrap().ids, ids);
     }
 
     /// Files of earlier runs stay readable: headers byte by byte.
@@ -705,6 +800,80 @@ mod tests {
             wanted.extend(&Sha256::digest(&wanted)[..if packed { 32 } else { 16 }]);
             wanted.resize(HEADER, 0);
             assert_eq!(bytes.to_vec(), wanted);
+        }
+    }
+
+    /// Another program that writes into the file of a run ends it with a sentence, and neither by a
+    /// signal nor with other numbers. One that only touches it does not.
+    #[test]
+    fn a_file_that_changes_under_a_run_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        for packed in [false, true] {
+            let overwrite = |at: u64| {
+                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                file.write_all_at(&[0xee; 8], at).unwrap();
+                // Clocks of file systems tick every few milliseconds.
+                file.set_modified(SystemTime::now() + std::time::Duration::from_secs(1))
+                    .unwrap();
+            };
+            let cut = |bytes: u64| {
+                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                file.set_len(bytes).unwrap();
+            };
+            let touch = || {
+                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            };
+            let size = || fs::metadata(&path).unwrap().len();
+            let damages: [&dyn Fn(); 5] = [
+                &|| cut(0),
+                &|| cut(HEADER as u64 + 1),
+                &|| overwrite(HEADER as u64),
+                &|| overwrite(size() - 8),
+                &|| overwrite(size() - 16),
+            ];
+            for (number, damage) in damages.into_iter().enumerate() {
+                write(&path, packed, false);
+                let rows = Rows::open(&path).unwrap();
+                let before = rows.row(4).unwrap();
+                touch();
+                assert_eq!(rows.row(4).unwrap(), before);
+                damage();
+                let message = rows.row(4).unwrap_err().to_string();
+                assert!(
+                    message.contains("x.rows was changed"),
+                    "{number}: {message}"
+                );
+            }
+            // Who removes or replaces it changes nothing here.
+            write(&path, packed, false);
+            let rows = Rows::open(&path).unwrap();
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, "another").unwrap();
+            check(&rows, packed);
+        }
+    }
+
+    #[test]
+    fn headers_that_lie_are_refused() {
+        for (packed, at, value) in [
+            (true, 16, 0u64),
+            (true, 24, 1 << 62),
+            (true, 16, 1 << 63),
+            (false, 16, 1 << 60),
+            (false, 24, u64::MAX - 100),
+        ] {
+            let mut bytes = in_memory(packed).header.to_bytes();
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            let seal = if packed { 80 } else { 88 };
+            let digest = Sha256::digest(&bytes[..seal]);
+            let sealed = HEADER.min(seal + if packed { 32 } else { 16 });
+            bytes[seal..sealed].copy_from_slice(&digest[..sealed - seal]);
+            for size in [HEADER as u64, 300] {
+                let error = Header::parse(&bytes, size).unwrap_err();
+                assert!(error.contains("bytes instead of"), "{error}");
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::batch::{Batch, BatchRows};
+use super::error::Result;
 use super::rows::{Row, Rows, flag};
 use super::sampler::Position;
 use super::samples::Recipe;
@@ -21,11 +22,7 @@ pub struct Set {
 impl Set {
     /// A set whose rows are all pairs of texts if the first one is.
     pub fn new(rows: Rows, recipe: Arc<dyn Recipe>) -> Set {
-        let is_pair = |row: usize| {
-            let flags = rows.example(row).flags;
-            flags.iter().any(|flags| flags & flag::SECOND != 0)
-        };
-        let segments = recipe.has_segments() && !rows.is_empty() && is_pair(0);
+        let segments = recipe.has_segments() && rows.has_pairs();
         Set {
             rows,
             recipe,
@@ -73,21 +70,20 @@ impl Set {
     }
 
     /// The batch of these rows. Rows missing to `batch_size` have no labels.
-    pub fn batch(&self, rows: &[u32], batch_size: usize, at: Position) -> Batch {
+    ///
+    /// # Errors
+    /// The rows cannot be read any more.
+    pub fn batch(&self, rows: &[u32], batch_size: usize, at: Position) -> Result<Batch> {
         assert!(
             rows.len() <= batch_size,
             "{} rows in a batch of {batch_size}",
             rows.len()
         );
         assert!(!rows.is_empty(), "a batch has at least one row");
-        let rows = BatchRows {
-            set: &self.rows,
-            padding: self.recipe.padding(),
-            rows,
-        };
+        let rows = BatchRows::read(&self.rows, self.recipe.padding(), rows)?;
         let mut batch = rows.fill(batch_size, at);
         batch.token_type_ids = self.segments.then(|| rows.token_types(&batch.input_ids));
         self.recipe.label(&rows, &mut batch);
-        batch
+        Ok(batch)
     }
 }

@@ -1,6 +1,7 @@
 //! The secret that the processes of a job share, and the proofs made with it.
 
 use super::{Error, Result};
+use crate::report::files;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fs;
@@ -59,10 +60,8 @@ impl Secret {
                 mode & 0o777
             )));
         }
-        let text = fs::read_to_string(path)
-            .map_err(|e| fail(e.to_string()))?
-            .trim()
-            .to_string();
+        let text = files::read_piped(path, 1 << 16).map_err(|e| fail(e.to_string()))?;
+        let text = String::from_utf8_lossy(&text).trim().to_string();
         if text.len() < LEAST {
             Err(fail(format!("a secret has at least {LEAST} characters")))
         } else {

@@ -7,7 +7,9 @@ use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
 use crate::data::Tokenizer;
 use crate::data::chat_template::{ChatTemplate, Message};
 use crate::data::tokenizer::TextStream;
-use crate::trainer::generate::{CachedText, Request, Sampling, check_prompts, generate};
+use crate::trainer::generate::{
+    CachedText, Request, Sampling, check_memory, check_prompts, generate,
+};
 use crate::trainer::parameters::Head;
 use crate::trainer::session::Session;
 use serde_json::{Map, Value};
@@ -231,6 +233,8 @@ impl Generator {
         prompts: &[&str],
         show: &mut dyn FnMut(&str),
     ) -> Result<Vec<String>, Error> {
+        // Before each is tokenized: there may be any number.
+        self.check_memory(prompts.len(), [1, 1])?;
         let mut encoded = Vec::new();
         for prompt in prompts {
             let ids = self.tokenizer.encode_with_special_tokens(prompt);
@@ -282,6 +286,13 @@ impl Generator {
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
+    /// Refuses prompts of so many tokens that do not fit side by side.
+    fn check_memory(&self, prompts: usize, tokens: [usize; 2]) -> Result<(), Error> {
+        let texts = prompts.saturating_mul(self.sequences);
+        let (model, most) = (&*self.loaded.model, self.settings.max_new_tokens);
+        check_memory(&self.session, model, texts, tokens, most).map_err(failed("generating"))
+    }
+
     /// The new texts, prompt by prompt; a single one is shown while it grows.
     fn generate(
         &mut self,
@@ -289,6 +300,9 @@ impl Generator {
         is_conversation: bool,
         show: &mut dyn FnMut(&str),
     ) -> Result<Vec<String>, Error> {
+        let lengths = || prompts.iter().map(Vec::len);
+        let tokens = [lengths().min(), lengths().max()].map(Option::unwrap_or_default);
+        self.check_memory(prompts.len(), tokens)?;
         let repeated = prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(prompt.clone(), self.sequences));

@@ -2,7 +2,7 @@
 
 use super::error::{Error, failed};
 use crate::cache::Origin;
-use crate::checkpoint::{Weights, hash, hf};
+use crate::checkpoint::{Weights, files, hash, hf};
 use crate::config::ModelSource;
 use crate::data::tokenizer::Tokenizer;
 use crate::distributed::ProcessGroup;
@@ -45,7 +45,7 @@ impl ModelConfig {
         let generation = if path.exists() {
             // Named here if it is no such file.
             hf::read_object(&path).map_err(failed("reading the model's configuration"))?;
-            Some(std::fs::read(&path).map_err(failed("reading the model's configuration"))?)
+            Some(files::read(&path).map_err(failed("reading the model's configuration"))?)
         } else {
             None
         };

@@ -8,8 +8,8 @@
 //! is the command's, and costs no file.
 
 use super::error::{Error, failed};
-use crate::checkpoint::atomic;
 use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
+use crate::checkpoint::{atomic, files};
 use crate::config::{HubStrategy, PushPlan};
 use crate::hub::{self, Addition, Repository};
 use crate::report::page;
@@ -179,7 +179,7 @@ fn write_card(
 
 /// Whether a model card is one of a run's own.
 fn is_generated(path: &Path) -> bool {
-    std::fs::read_to_string(path).is_ok_and(|text| page::is_generated(&text))
+    files::read(path).is_ok_and(|text| page::is_generated(&String::from_utf8_lossy(&text)))
 }
 
 /// Has each checkpoint pushed when it is saved.

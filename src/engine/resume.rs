@@ -4,7 +4,9 @@
 use super::error::{Error, failed};
 use crate::checkpoint::hf::{CONFIG_FILE, write_json};
 use crate::checkpoint::state::TRAINING_STATE_FILE;
-use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
+use crate::checkpoint::{
+    Checkpoint, TrainingState, files, list_checkpoints, load_checkpoint, read_state,
+};
 use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
@@ -41,7 +43,7 @@ pub const SETTINGS: &str = "settings";
 
 impl RunRecord {
     fn read(output_dir: &Path) -> Option<RunRecord> {
-        let text = std::fs::read(output_dir.join(RUN_FILE)).ok()?;
+        let text = files::read(&output_dir.join(RUN_FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 }

@@ -1,9 +1,11 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
-//! it imports nothing of ours, and everything but [`accounting`], [`progress`], [`memory`],
+//! it imports nothing of ours, and everything but [`accounting`], [`files`], [`progress`], [`memory`],
 //! [`notice`], [`output`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
 
 pub mod accounting;
 pub mod csv;
+pub mod files;
+pub mod json;
 pub mod memory;
 pub mod notice;
 pub mod output;

@@ -3,6 +3,7 @@
 //! that existing log scrapers work; a JSON line in full precision for `log.jsonl`; and an entry of
 //! `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
 
+use super::files;
 use super::printable::one_line;
 use super::python_float::{repr, round};
 use super::step_line::{StepLine, loss_text};
@@ -399,11 +400,9 @@ pub struct LogFile(File);
 impl LogFile {
     /// Opens the log of an output directory; a resumed run appends to it.
     pub fn append_in(output_dir: &Path) -> io::Result<LogFile> {
-        OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(output_dir.join(LOG_FILE))
-            .map(LogFile)
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        files::open_as(&mut options, &output_dir.join(LOG_FILE)).map(LogFile)
     }
 
     pub fn write(&mut self, record: &Record) -> io::Result<()> {

@@ -3,10 +3,11 @@
 //! memory and compiling, which never are.
 
 use super::accounting::{self, Account, Reader};
+use super::{files, json};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -191,16 +192,10 @@ struct Lines {
 impl Lines {
     /// Behind the last whole line: what a killed process had half written is overwritten.
     fn open(path: &Path, account: Option<Reader>) -> io::Result<Lines> {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .write(true)
-            .truncate(false)
-            .open(path)?;
-        let mut text = Vec::new();
-        file.read_to_end(&mut text)?;
-        let end = text.iter().rposition(|byte| *byte == b'\n');
-        let end = end.map_or(0, |last| last as u64 + 1);
+        let mut options = OpenOptions::new();
+        options.create(true).read(true).write(true).truncate(false);
+        let file = files::open_as(&mut options, path)?;
+        let end = end_of_lines(&file)?;
         file.set_len(end)?;
         Ok(Lines {
             file,
@@ -237,6 +232,28 @@ impl Lines {
         self.end += kept as u64;
         Ok(())
     }
+}
+
+/// Where the last whole line of a file ends.
+fn end_of_lines(file: &File) -> io::Result<u64> {
+    /// A line is far shorter.
+    const LONGEST: u64 = 64 << 20;
+    let mut block = vec![0; 1 << 16];
+    let size = file.metadata()?.len();
+    let mut until = size;
+    while until > 0 {
+        let start = until.saturating_sub(block.len() as u64);
+        let part = &mut block[..(until - start) as usize];
+        file.read_exact_at(part, start)?;
+        if let Some(last) = part.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + last as u64 + 1);
+        }
+        if size - start > LONGEST {
+            return Err(io::Error::other("it does not end with a line of telemetry"));
+        }
+        until = start;
+    }
+    Ok(0)
 }
 
 fn write_in(lines: &Mutex<Option<Lines>>, event: Option<&Event>) {
@@ -352,19 +369,31 @@ pub fn host() -> String {
         .unwrap_or_default()
 }
 
-/// The events of the process that took the run up last. Lines that are not whole or not known are
-/// left out.
-pub fn latest(text: &str) -> Vec<Event> {
-    let events: Vec<Event> = text
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
-    let start = events
-        .iter()
-        .rposition(|event| matches!(event, Event::Start { .. }))
-        .unwrap_or(0);
-    events[start..].to_vec()
+/// The events of the process that took the run up last, in a file. Lines that are not whole or not
+/// known are left out, and of more events than weeks of training have, the first.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn latest(path: &Path) -> io::Result<Vec<Event>> {
+    let mut events = Vec::new();
+    for line in files::lines(path)? {
+        let Ok(event) = json::from_slice(&line?.bytes) else {
+            continue;
+        };
+        if matches!(event, Event::Start { .. }) {
+            events.clear();
+        }
+        if events.len() == MOST_EVENTS {
+            // The first one says who the process is.
+            events.drain(1..MOST_EVENTS / 2);
+        }
+        events.push(event);
+    }
+    Ok(events)
 }
+
+/// Events that are kept of a run: at one a second, those of three weeks.
+pub const MOST_EVENTS: usize = 2_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -404,8 +433,11 @@ mod tests {
         let mut text = std::fs::read_to_string(dir.path().join(TELEMETRY_FILE)).unwrap();
         assert_eq!(text.lines().count(), 5);
         text.push_str("{\"event\":\"from the future\"}\n{\"event\":\"step\",\"ste");
-        assert_eq!(latest(&text), [start(1), graph, step]);
-        assert!(latest("").is_empty());
+        let path = dir.path().join("copy");
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(latest(&path).unwrap(), [start(1), graph, step]);
+        std::fs::write(&path, "").unwrap();
+        assert!(latest(&path).unwrap().is_empty());
     }
 
     /// A killed process leaves its last account, and the next one writes behind it.
@@ -481,7 +513,7 @@ mod tests {
             let text = std::fs::read_to_string(&path).unwrap();
             assert_eq!(text.len() as u64, long + 500);
             assert_eq!(
-                (text.lines().count(), latest(&text).len()),
+                (text.lines().count(), latest(&path).unwrap().len()),
                 (2, 2),
                 "{text}"
             );

@@ -650,8 +650,8 @@ fn what_only_looks_bad_is_read() {
         let (labels, examples) = bench.load(name, &bytes, as_it_is).unwrap();
         assert_eq!(labels.names(), ["x", "y"], "{name}");
         let found: Vec<_> = (0..examples.len())
-            .map(|i| examples.example(i))
-            .map(|e| (e.ids.iter().nth(1).unwrap(), e.label.unwrap().as_class()))
+            .map(|i| examples.row(i).unwrap())
+            .map(|e| (e.ids[1], e.label.unwrap().as_class()))
             .collect();
         assert_eq!(found, [(5, 0), (7, 1), (9, 0)], "{name}");
     }
@@ -703,7 +703,7 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     );
     let (labels, examples) = bench.load("t.parquet", &bytes, as_it_is).unwrap();
     assert_eq!(
-        (labels.names(), examples.example(0).label),
+        (labels.names(), examples.row(0).unwrap().label),
         (
             &["pos".to_string(), "neg".to_string()][..],
             Some(Label::class(1))
@@ -720,7 +720,7 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
         assert_eq!(labels.names(), names);
         assert_eq!(
             (0..4)
-                .map(|i| examples.example(i).label.unwrap().as_class())
+                .map(|i| examples.row(i).unwrap().label.unwrap().as_class())
                 .collect::<Vec<_>>(),
             wanted
         );

@@ -66,7 +66,7 @@ fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
     })
     .unwrap();
     let collator = Set::new(rows, task.recipe(&context, true).unwrap());
-    let batch = collator.batch(&[3, 1], 4, AT);
+    let batch = collator.batch(&[3, 1], 4, AT).unwrap();
     assert_eq!(
         batch.input_ids,
         arr2(&[[9, 10, 11], [3, 4, 5], [0, 0, 0], [0, 0, 0]])
@@ -90,7 +90,7 @@ fn classes_are_padded_to_the_bucket_of_the_longest_row() {
         pad_to_bucket: vec![3],
     };
     let collator = pairs(padding, "right", 5, &[1, 3, 4]);
-    let batch = collator.batch(&[1, 0], 3, AT);
+    let batch = collator.batch(&[1, 0], 3, AT).unwrap();
     assert_eq!(batch.input_ids, arr2(&[[1, 2, 3], [1, 0, 0], [1, 2, 3]]));
     assert_eq!(
         batch.attention_mask,
@@ -103,7 +103,7 @@ fn classes_are_padded_to_the_bucket_of_the_longest_row() {
     assert_eq!(batch.labels, HostLabels::Classes(arr1(&[1, 0, -100])));
     assert_eq!((batch.examples, batch.tokens, batch.targets), (2, 4, 2));
     assert_eq!(
-        collator.batch(&[2], 1, AT).input_ids,
+        collator.batch(&[2], 1, AT).unwrap().input_ids,
         arr2(&[[1, 2, 3, 4, 0]])
     );
     assert_eq!(collator.lengths(), [3, 5]);
@@ -116,7 +116,7 @@ fn padding_on_the_left_moves_everything_with_it() {
         pad_to_bucket: vec![2],
     };
     let collator = pairs(padding, "left", 4, &[2]);
-    let batch = collator.batch(&[0], 1, AT);
+    let batch = collator.batch(&[0], 1, AT).unwrap();
     assert_eq!(batch.input_ids, arr2(&[[0, 0, 1, 2]]));
     assert_eq!(
         batch.attention_mask,

@@ -266,7 +266,7 @@ impl Recipe for Windows {
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
         let mut labels = batch.input_ids.clone();
         labels.fill(IGNORED_LABEL as i32);
-        for (position, example) in rows.examples().enumerate() {
+        for (position, example) in rows.examples.iter().enumerate() {
             for (column, flags) in example.flags.iter().enumerate() {
                 if flags & flag::COUNTED != 0 {
                     labels[[position, column]] = batch.input_ids[[position, column]];

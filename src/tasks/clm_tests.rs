@@ -31,7 +31,7 @@ fn bytes_tokenizer() -> Tokenizer {
 
 fn rows(dataset: &Rows) -> Vec<Vec<u32>> {
     (0..dataset.len())
-        .map(|i| dataset.example(i).ids.iter().collect())
+        .map(|i| dataset.row(i).unwrap().ids.to_vec())
         .collect()
 }
 
@@ -63,15 +63,16 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
         )
     );
     let text: String = data
-        .example(7)
+        .row(7)
+        .unwrap()
         .ids
         .iter()
-        .map(|id| tokenizer.decode(&[id], false).unwrap())
+        .map(|id| tokenizer.decode(&[*id], false).unwrap())
         .collect();
     assert_eq!(text, "a\n".repeat(150)); // lines 1150 to 1299 of the second group
     assert_eq!(
         tokenizer
-            .decode(&data.example(8).ids.iter().collect::<Vec<_>>(), false)
+            .decode(&data.row(8).unwrap().ids.to_vec(), false)
             .unwrap(),
         "b\n".repeat(150)
     );
@@ -104,7 +105,7 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     assert_eq!(data.len(), 28);
     assert_eq!(
         tokenizer
-            .decode(&data.example(0).ids.iter().collect::<Vec<_>>(), false)
+            .decode(&data.row(0).unwrap().ids.to_vec(), false)
             .unwrap(),
         "002\n"
     );

@@ -231,7 +231,7 @@ impl Recipe for LabelledTexts {
     }
 
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
-        let labels: Vec<_> = rows.examples().map(|example| example.label).collect();
+        let labels: Vec<_> = rows.examples.iter().map(|example| example.label).collect();
         let size = batch.input_ids.nrows();
         batch.targets = labels.iter().flatten().count();
         batch.labels = if self.labels.labels.map.are_numbers() {

@@ -28,7 +28,7 @@ fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
 
 fn ids(examples: &Rows) -> Vec<Vec<u32>> {
     (0..examples.len())
-        .map(|i| examples.example(i).ids.iter().collect())
+        .map(|i| examples.row(i).unwrap().ids.to_vec())
         .collect()
 }
 
@@ -136,7 +136,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     assert_eq!(labels.names(), ["0", "1"]);
     let collator = collator(&settings, &tokenizer, Some(&labels), 9, examples).unwrap();
     assert_eq!(collator.lengths(), [6, 9]);
-    let batch = collator.batch(&[0, 1], 2, Position::default());
+    let batch = collator.batch(&[0, 1], 2, Position::default()).unwrap();
     let [a, b, c, d] = [5, 7, 9, 11];
     let [x, y] = [5 + 2 * 23, 5 + 2 * 24];
     assert_eq!(
@@ -154,6 +154,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     assert_eq!(
         collator
             .batch(&[1], 1, Position::default())
+            .unwrap()
             .input_ids
             .ncols(),
         6
@@ -194,7 +195,9 @@ fn fractions_are_numbers_to_be_estimated() {
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert!(labels.are_numbers());
     let collator = collator(&settings, &tokenizer, Some(&labels), 16, examples).unwrap();
-    let batch = collator.batch(&[0, 1, 2, 3, 4, 5, 6], 8, Position::default());
+    let batch = collator
+        .batch(&[0, 1, 2, 3, 4, 5, 6], 8, Position::default())
+        .unwrap();
     let wanted = [0.5, -3.0, 100.0, 2.25, 4.0, 0.125, 7.0, IGNORED_NUMBER];
     assert_eq!(
         (batch.labels, batch.targets),
@@ -215,7 +218,7 @@ fn fractions_are_numbers_to_be_estimated() {
     settings.labels = Some(LabelMap::numbers());
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(
-        (labels.are_numbers(), examples.example(1).label),
+        (labels.are_numbers(), examples.row(1).unwrap().label),
         (true, Label::number(2.0))
     );
 

@@ -230,14 +230,14 @@ impl Recipe for MaskedLines {
             .input_ids
             .outer_iter_mut()
             .zip(labels.outer_iter_mut());
-        let numbered = rows.rows.iter().zip(rows.examples());
+        let numbered = rows.rows.iter().zip(&rows.examples);
         for ((row, example), (mut ids, mut labels)) in numbered.zip(arrays) {
             let columns = rows.columns(length, example.flags.len());
             let ids = &mut ids.as_slice_mut().expect("contiguous")[columns.clone()];
             let labels = &mut labels.as_slice_mut().expect("contiguous")[columns];
             batch.targets += self
                 .masking
-                .apply(batch.epoch, *row, example.flags, ids, labels);
+                .apply(batch.epoch, *row, &example.flags, ids, labels);
         }
     }
 

@@ -35,7 +35,7 @@ fn lines_are_joined_with_their_special_tokens_or_stand_alone() {
     let mut settings = settings(dir.path(), "ab\n\n \nc d e f g\n");
     let ids = |examples: &Rows| {
         (0..examples.len())
-            .map(|i| examples.example(i).ids.iter().collect())
+            .map(|i| examples.row(i).unwrap().ids.to_vec())
             .collect::<Vec<Vec<u32>>>()
     };
     // [CLS] a ##b [SEP], twice [CLS] [SEP] for the blank lines, [CLS] c d e f g [SEP].
@@ -48,7 +48,7 @@ fn lines_are_joined_with_their_special_tokens_or_stand_alone() {
     let lines = examples(&settings, Split::Train, &tokenizer, None, 5).unwrap();
     assert_eq!(ids(&lines), [vec![2, 5, 8, 3], vec![2, 9, 11, 13, 3]]);
     let collator = collator(&settings, &tokenizer, None, 5, lines).unwrap();
-    let batch = collator.batch(&[0, 1], 2, Position::default());
+    let batch = collator.batch(&[0, 1], 2, Position::default()).unwrap();
     assert_eq!(
         batch.attention_mask.unwrap().row(0).to_vec(),
         [true, true, true, true, false]
@@ -82,7 +82,9 @@ fn whole_words_are_masked_whole() {
     let rows: Vec<u32> = (0..300).collect();
     let (mut words, mut chosen) = (0u32, 0u32);
     for epoch in 0..20 {
-        let batch = collator.batch(&rows, 300, Position { epoch, batch: 0 });
+        let batch = collator
+            .batch(&rows, 300, Position { epoch, batch: 0 })
+            .unwrap();
         for labels in batch.labels.tokens().unwrap().outer_iter() {
             // Columns of the words of [CLS] a ##b ##c d ##e f g ##h ##i ##j [SEP].
             for word in [1..4, 4..6, 6..7, 7..11] {

@@ -457,11 +457,11 @@ impl Recipe for Examples {
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
         let mut labels = batch.input_ids.clone();
         labels.fill(IGNORED_LABEL as i32);
-        for (position, example) in rows.examples().enumerate() {
+        for (position, example) in rows.examples.iter().enumerate() {
             let columns = rows.columns(labels.ncols(), example.flags.len());
             let ids = batch.input_ids.slice(s![position, columns.clone()]);
             let mut row = labels.slice_mut(s![position, columns]);
-            for ((label, id), flags) in row.iter_mut().zip(ids).zip(example.flags) {
+            for ((label, id), flags) in row.iter_mut().zip(ids).zip(&*example.flags) {
                 if flags & flag::COUNTED != 0 {
                     *label = *id;
                     batch.targets += 1;

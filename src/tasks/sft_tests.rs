@@ -48,7 +48,7 @@ fn made(
 ) -> Result<Vec<(Vec<i32>, Vec<i32>)>> {
     let set = set(task, &context(task, tokenizer, length, None), Split::Train)?;
     let rows = (0..set.len() as u32).map(|row| {
-        let batch = set.batch(&[row], 2, Position::default());
+        let batch = set.batch(&[row], 2, Position::default()).unwrap();
         let labels = batch.labels.tokens().unwrap();
         let counted = labels.iter().filter(|label| **label != -100).count();
         assert_eq!(batch.targets, counted, "the row that fills the batch too");

@@ -130,7 +130,7 @@ fn a_stream_has_the_rows_of_a_prepared_set_in_every_format() {
         let spec = clm_rows(&task, LENGTH, 0);
         let set = packed(&task, Split::Train, &spec.tokenizer, LENGTH).unwrap();
         let wanted: Vec<Vec<u32>> = (0..set.len())
-            .map(|row| set.example(row).ids.iter().collect())
+            .map(|row| set.row(row).unwrap().ids.to_vec())
             .collect();
         let found = take(
             &mut Stream::new(Arc::new(spec), None).unwrap(),
@@ -256,11 +256,11 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
     assert!(spec.check().unwrap(), "the rows are pairs");
     let mut stream = Stream::new(Arc::new(spec), None).unwrap();
     for (i, row) in take(&mut stream, set.len()).iter().enumerate() {
-        let example = set.example(i);
-        let ids: Vec<u32> = example.ids.iter().collect();
+        let example = set.row(i).unwrap();
+        let ids: Vec<u32> = example.ids.to_vec();
         assert_eq!(
             (&row.ids[..], &row.flags[..], row.label),
-            (&ids[..], example.flags, example.label)
+            (&ids[..], &example.flags[..], example.label)
         );
     }
     assert_eq!(set.len(), 699);
@@ -283,10 +283,10 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
             .iter()
             .enumerate()
         {
-            let ids: Vec<u32> = set.example(i).ids.iter().collect();
+            let ids: Vec<u32> = set.row(i).unwrap().ids.to_vec();
             assert_eq!(
                 (&row.ids[..], &row.flags[..]),
-                (&ids[..], set.example(i).flags)
+                (&ids[..], &set.row(i).unwrap().flags[..])
             );
         }
     }

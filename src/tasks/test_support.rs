@@ -51,7 +51,7 @@ pub fn examples(
 
 /// Whether every example has its label.
 pub fn has_labels(examples: &Rows) -> bool {
-    (0..examples.len()).all(|row| examples.example(row).label.is_some())
+    (0..examples.len()).all(|row| examples.row(row).unwrap().label.is_some())
 }
 
 /// Examples as a set.

@@ -503,9 +503,9 @@ impl Recipe for LabelledWords {
         let HostLabels::Tokens(labels) = &mut batch.labels else {
             unreachable!("a batch begins with a label for each token")
         };
-        for (example, mut labels) in rows.examples().zip(labels.outer_iter_mut()) {
+        for (example, mut labels) in rows.examples.iter().zip(labels.outer_iter_mut()) {
             let columns = rows.columns(length, example.token_labels.len());
-            for (column, bits) in columns.zip(example.token_labels) {
+            for (column, bits) in columns.zip(&*example.token_labels) {
                 let label = Label::from_bits(*bits);
                 labels[column] = label.map_or(IGNORED_LABEL as i32, Label::as_class);
                 batch.targets += usize::from(label.is_some());

@@ -40,7 +40,8 @@ fn batch(task: &TokenClsDataSettings, tokenizer: &Tokenizer) -> (Vec<Vec<i32>>, 
     let context = context(task, tokenizer, 6, Some(&map));
     let batch = set(task, &context, Split::Train)
         .unwrap()
-        .batch(&[0, 1], 3, Position::default());
+        .batch(&[0, 1], 3, Position::default())
+        .unwrap();
     let rows = |array: &ndarray::Array2<i32>| array.outer_iter().map(|row| row.to_vec()).collect();
     assert_eq!((batch.examples, batch.tokens), (2, 9));
     (rows(&batch.input_ids), rows(batch.labels.tokens().unwrap()))
@@ -96,7 +97,7 @@ fn equals_run_ner(dir: &Path, golden: &Path) {
     let context = context(&task, &tokenizer, length, task.labels.as_ref());
     let set = set(&task, &context, Split::Train).unwrap();
     let rows: Vec<u32> = (0..set.len() as u32).collect();
-    let batch = set.batch(&rows, rows.len(), Position::default());
+    let batch = set.batch(&rows, rows.len(), Position::default()).unwrap();
     let wanted = crate::checkpoint::Weights::open(&golden.join("rows.safetensors")).unwrap();
     let numbers = |name: &str| -> Vec<i32> {
         let tensor = wanted.get(name).unwrap();

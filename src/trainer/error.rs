@@ -1,5 +1,6 @@
 //! What can go wrong while a model is built, trained or evaluated.
 
+use crate::report::units;
 use std::path::PathBuf;
 
 /// Why a step, a run or a prediction fails.
@@ -76,6 +77,18 @@ pub enum Error {
         "the prompt of {tokens} tokens leaves none of the model's {positions} positions for another; shorten it"
     )]
     LongPrompt { tokens: usize, positions: usize },
+    #[error(
+        "{texts} texts of up to {columns} tokens, side by side, take {} of keys, values and logits, and there are {}; lower {}",
+        units::bytes(*needed),
+        units::bytes(*available),
+        if *texts > 1 { "--num_return_sequences or --max_new_tokens, or give fewer prompts at once" } else { "--max_new_tokens, or shorten the prompt" }
+    )]
+    TooManyTexts {
+        texts: usize,
+        columns: usize,
+        needed: u64,
+        available: u64,
+    },
     #[error(
         "this device's compiler does not report how much memory a graph needs, so no batch size can be found without running"
     )]

@@ -8,6 +8,7 @@ pub use super::sampling::Sampling;
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::parameter_tensors;
+use crate::report::memory;
 use std::rc::Rc;
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
 use xtrain_models::{KvCache, Model, TokenBatch, Weights};
@@ -84,6 +85,46 @@ pub fn check_prompts(model: &dyn Model, prompts: &[Vec<u32>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses more texts, side by side, than there is memory for what is kept of each. Their prompts
+/// have between `shortest` and `longest` tokens.
+///
+/// # Errors
+/// If they do not fit.
+pub fn check_memory(
+    session: &Session,
+    model: &dyn Model,
+    texts: usize,
+    [shortest, longest]: [usize; 2],
+    max_new_tokens: usize,
+) -> Result<()> {
+    /// Beyond it nothing is a column.
+    const MOST: usize = 1 << 40;
+    let (info, positions) = (model.info(), model.max_positions());
+    let room = max_new_tokens.min(positions.saturating_sub(shortest));
+    let columns = longest.saturating_add(room);
+    let padded = bucket(columns.min(MOST)) as u64;
+    let of_layer = [2, info.kv_heads as u64, info.head_dim as u64, padded, 4];
+    let kept = of_layer
+        .iter()
+        .fold(model.layers().len() as u64, |all, n| all.saturating_mul(*n));
+    let logits = (model.vocab_size() as u64).saturating_mul(4);
+    let needed = kept.saturating_add(logits).saturating_mul(texts as u64);
+    let device = session.client().addressable_devices().next();
+    let limit = device.and_then(|device| device.memory()?.bytes_limit);
+    let available = limit
+        .map(|limit| limit.max(0) as u64)
+        .or_else(memory::available);
+    match available {
+        Some(available) if needed > available => Err(Error::TooManyTexts {
+            texts,
+            columns,
+            needed,
+            available,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Continues texts until each is ended by one of [`Request::eos`], has

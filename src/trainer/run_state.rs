@@ -3,7 +3,8 @@
 
 use super::error::{Error, Result};
 use super::hooks::best::Best;
-use crate::checkpoint::atomic;
+use crate::checkpoint::{atomic, files};
+use crate::report::json;
 use crate::report::progress::Progress as Bar;
 use crate::report::records::{LOG_FILE, LogFile, LogFormat, Record};
 use crate::report::step_line::StepLine;
@@ -11,6 +12,7 @@ use crate::report::terminal;
 use crate::report::trackers::{RunEnd, Trackers};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xtrain_graphs::optim::Plateau;
 
@@ -59,15 +61,20 @@ impl RunLog {
             path: path.clone(),
             source,
         };
-        if path.exists() {
+        match files::lines(&path) {
             // Lines that cannot be read, of a damaged file, are of no step.
-            let old = std::fs::read(&path).map_err(io)?;
-            let kept: String = String::from_utf8_lossy(&old)
-                .lines()
-                .filter(|line| step_of(line).is_some_and(|s| s <= step))
-                .map(|l| format!("{l}\n"))
-                .collect();
-            atomic::write_bytes(&path, kept.as_bytes())?;
+            Ok(mut lines) => atomic::write_file(&path, |kept| {
+                lines.try_for_each(|line| {
+                    let line = line?.bytes;
+                    if step_of(&line).is_some_and(|own| own <= step) {
+                        kept.write_all(&line)?;
+                        kept.write_all(b"\n")?;
+                    }
+                    Ok(())
+                })
+            })?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(io(error)),
         }
         let file = LogFile::append_in(output_dir).map_err(io)?;
         Ok(RunLog {
@@ -185,11 +192,8 @@ impl RunLog {
 
 /// The step that a line of the log belongs to; 0 steps were made when a new run starts, so that it
 /// keeps none.
-fn step_of(line: &str) -> Option<u64> {
-    serde_json::from_str::<Value>(line)
-        .ok()?
-        .get("step")?
-        .as_u64()
+fn step_of(line: &[u8]) -> Option<u64> {
+    json::from_slice::<Value>(line).ok()?.get("step")?.as_u64()
 }
 
 /// Running sums that a resumed run continues. Losses are added in f64, in step order.

@@ -1,6 +1,7 @@
 //! What is read, and how rows become batches.
 
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::checkpoint::files;
 use crate::config::choices::{SaveStrategy, Strategy};
 use crate::config::command::sets::{CLS, PREDICT};
 use crate::config::derived::local_files;
@@ -8,6 +9,7 @@ use crate::config::error::UsageError;
 use crate::config::flags::Flags;
 use crate::config::nearest::nearest;
 use crate::data::remote;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 fn has_train_file(flags: &Flags) -> bool {
@@ -78,7 +80,12 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
                 }
                 continue;
             }
-            if !path.is_file() {
+            if let Some(what) = no_data(&path) {
+                mistakes.push(UsageError::illegal(
+                    format!("--{name}: {} is {what}, not data", path.display()),
+                    "give text, CSV, TSV, JSON lines or parquet; a model's directory goes to --model_name_or_path",
+                ));
+            } else if !path.is_file() {
                 let what = if path.is_dir() {
                     "is a directory"
                 } else if path.exists() {
@@ -97,6 +104,26 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
         }
     }
     UsageError::all(mistakes)
+}
+
+/// What a file is that holds a model or Python's objects, by its first bytes.
+fn no_data(path: &Path) -> Option<&'static str> {
+    let mut start = [0; 9];
+    let mut file = files::open(path).ok()?;
+    file.read_exact(&mut start).ok()?;
+    // The length of a safetensors header, and its first byte.
+    let header = u64::from_le_bytes(*start.first_chunk()?);
+    let is_zip = path.extension().is_some_and(|ending| ending == "zip");
+    match &start {
+        [b'P', b'K', 3, 4, ..] if is_zip => Some("a zip archive"),
+        [b'P', b'K', 3, 4, ..] => Some("a file of torch.save or another archive"),
+        [0x80, 2..=5, ..] => Some("a pickle of Python"),
+        [b'G', b'G', b'U', b'F', ..] => Some("a model in GGUF"),
+        [.., b'{'] if header <= 100_000_000 && start[5..8] == [0, 0, 0] => {
+            Some("a safetensors file of weights")
+        }
+        _ => None,
+    }
 }
 
 /// The file or directory beside a missing one whose name is nearest to its.

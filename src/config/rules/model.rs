@@ -2,7 +2,7 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::checkpoint::{self, Weights};
+use crate::checkpoint::{self, Weights, weights};
 use crate::config::choices::suits_task;
 use crate::config::command::sets::{GENERATE, PREDICT};
 use crate::config::error::UsageError;
@@ -85,13 +85,15 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
         };
         return refuse(
             format!("--model_name_or_path: {} {what}", directory.display()),
-            match neighbour(directory) {
-                Some(near) => format!("did you mean {}?", near.display()),
-                None => "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from \
+            match (neighbour(directory), directory_of_weights(directory)) {
+                (Some(near), _) => format!("did you mean {}?", near.display()),
+                (None, Some(fix)) => fix,
+                (None, None) => "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from \
                          random weights with --model_type and --config_name".into(),
             },
         );
     }
+    let hint = weights::other_formats_hint(directory);
     let fix = match newest_checkpoint(directory, |_| true) {
         // The usual case: a run that was stopped before its end.
         Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
@@ -101,11 +103,35 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     };
     refuse(
         format!(
-            "--model_name_or_path: {} holds no config.json",
+            "--model_name_or_path: {} holds no config.json{hint}",
             directory.display()
         ),
         fix,
     )
+}
+
+/// What to do with a state dict that was named as a model.
+fn directory_of_weights(file: &Path) -> Option<String> {
+    let name = file.file_name()?.to_str()?;
+    if !file.is_file() || !weights::is_weights(name) {
+        return None;
+    }
+    let parent = file.parent()?;
+    if parent.join("config.json").is_file() {
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
+        return Some(format!(
+            "give the directory that holds it, {}",
+            parent.display()
+        ));
+    }
+    Some(format!(
+        "give a directory that holds these weights as {} beside the model's config.json and tokenizer",
+        weights::usual_name(name)
+    ))
 }
 
 /// Whether a `config.json`, or a directory that holds one, has this name.

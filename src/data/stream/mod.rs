@@ -87,7 +87,7 @@ impl StreamSpec {
             epoch: number,
             batch: 0,
         };
-        let mut batch = set.batch(&numbers, rows.len(), at);
+        let mut batch = set.batch(&numbers, rows.len(), at)?;
         (batch.epoch, batch.index_in_epoch) = (0, number as usize);
         Ok(batch)
     }

@@ -6,11 +6,14 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use prost::Message;
+use prost::encoding::{self, DecodeContext};
+use prost::{DecodeError, Message};
 use serde_json::{Map, Value, json};
 
+use super::bounds::MOST_TOKENS;
 use super::bpe;
 use crate::data::error::{Error, Result};
+use crate::report;
 
 /// A definition, the file it was made of, and the transformers class that makes the same.
 pub(super) struct Converted {
@@ -40,6 +43,15 @@ impl Files<'_> {
         }
     }
 
+    /// Refuses a file of more tokens than any vocabulary has, before they are taken.
+    fn check_count(&self, name: &str, tokens: usize) -> Result<()> {
+        if tokens <= MOST_TOKENS {
+            return Ok(());
+        }
+        let reason = format!("it has {tokens} tokens; no tokenizer has more than {MOST_TOKENS}");
+        Err(self.bad(name, reason))
+    }
+
     fn text(&self, name: &str) -> Result<Option<&str>> {
         self.get(name)
             .map(|bytes| std::str::from_utf8(bytes).map_err(|error| self.bad(name, error)))
@@ -48,7 +60,7 @@ impl Files<'_> {
 
     fn object(&self, name: &str) -> Result<Option<Map<String, Value>>> {
         self.get(name)
-            .map(|bytes| serde_json::from_slice(bytes).map_err(|error| self.bad(name, error)))
+            .map(|bytes| report::json::from_slice(bytes).map_err(|error| self.bad(name, error)))
             .transpose()
     }
 
@@ -69,9 +81,12 @@ impl Files<'_> {
 /// The definition of a directory without `tokenizer.json`, or an error that says what is missing.
 pub(super) fn convert(files: &Files<'_>) -> Result<Converted> {
     if let (Some(vocab), Some(merges)) = (files.object("vocab.json")?, files.text("merges.txt")?) {
+        files.check_count("vocab.json", vocab.len())?;
+        files.check_count("merges.txt", merges.lines().count())?;
         return byte_bpe(files, vocab, merges);
     }
     if let Some(vocab) = files.text("vocab.txt")? {
+        files.check_count("vocab.txt", vocab.lines().count())?;
         return wordpiece(files, vocab);
     }
     if let Some(model) = files.get("spiece.model") {
@@ -294,8 +309,9 @@ fn unigram(files: &Files<'_>, bytes: &[u8]) -> Result<Converted> {
     const FILE: &str = "spiece.model";
     let convert = "Convert it once with Python: from transformers import AutoTokenizer as T; \
                    T.from_pretrained(DIR).save_pretrained(DIR)";
-    let model = SentencePieceModel::decode(bytes)
-        .map_err(|error| files.bad(FILE, format!("no sentencepiece model: {error}")))?;
+    let no_model = |error| files.bad(FILE, format!("no sentencepiece model: {error}"));
+    files.check_count(FILE, count_pieces(bytes).map_err(no_model)?)?;
+    let model = SentencePieceModel::decode(bytes).map_err(no_model)?;
     let trainer = model.trainer.clone().unwrap_or_default();
     if trainer.model_type.unwrap_or(1) != 1 || trainer.byte_fallback() {
         return Err(files.bad(
@@ -364,6 +380,17 @@ fn unigram(files: &Files<'_>, bytes: &[u8]) -> Result<Converted> {
         file: FILE,
         class: "AlbertTokenizer",
     })
+}
+
+/// The pieces of a sentencepiece model, which may take far more memory than their bytes.
+fn count_pieces(bytes: &[u8]) -> std::result::Result<usize, DecodeError> {
+    let (mut rest, mut pieces) = (bytes, 0);
+    while !rest.is_empty() {
+        let (tag, kind) = encoding::decode_key(&mut rest)?;
+        encoding::skip_field(kind, tag, &mut rest, DecodeContext::default())?;
+        pieces += usize::from(tag == 1);
+    }
+    Ok(pieces)
 }
 
 fn replace(pattern: &str, content: &str) -> Value {

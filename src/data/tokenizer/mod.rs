@@ -4,6 +4,7 @@
 //! All files are read at once and kept, so that saving gives what was used even if the directory
 //! has changed since.
 
+mod bounds;
 mod bpe;
 mod convert;
 mod normalizer;
@@ -20,7 +21,7 @@ use tokenizers::PostProcessor;
 
 use crate::checkpoint::{atomic, files, hash, hf};
 use crate::data::error::{Error, Result};
-use crate::report::panics;
+use crate::report::{json, panics};
 use convert::{Converted, Files, convert};
 pub use text_stream::TextStream;
 
@@ -193,7 +194,7 @@ impl Tokenizer {
                 return Ok(Map::new());
             };
             let path = path.with_file_name(name);
-            serde_json::from_slice(bytes).map_err(|error| Error::BadTokenizer {
+            json::from_slice(bytes).map_err(|error| Error::BadTokenizer {
                 path,
                 reason: error.to_string(),
             })
@@ -205,6 +206,7 @@ impl Tokenizer {
         } else {
             definition
         };
+        bounds::check(&definition).map_err(bad)?;
         // The library panics on some of what a damaged file may say.
         let mut inner = panics::guarded(|| tokenizers::Tokenizer::from_bytes(&definition))
             .unwrap_or_else(|panic| Err(panic.into()))

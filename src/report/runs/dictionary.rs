@@ -7,14 +7,16 @@ pub fn records(line: &str) -> Vec<Vec<(String, f64)>> {
     let mut found = Vec::new();
     let mut rest = line;
     while let Some(start) = rest.find('{') {
-        match dictionary(&rest[start..]) {
-            Some((values, length)) => {
+        let text = &rest[start..];
+        match dictionary(text) {
+            Ok((values, length)) => {
                 if values.iter().any(|(key, _)| is_logged(key)) {
                     found.push(values);
                 }
-                rest = &rest[start + length..];
+                rest = &text[length..];
             }
-            None => rest = &rest[start + 1..],
+            // Not from the next character on: lines may be long.
+            Err(read) => rest = &text[read.max(1)..],
         }
     }
     found
@@ -30,7 +32,7 @@ pub fn is_cut_off(line: &str) -> bool {
         "{\"eval_",
     ];
     let begun = start.iter().filter_map(|start| line.rfind(start)).max();
-    begun.is_some_and(|at| dictionary(&line[at..]).is_none())
+    begun.is_some_and(|at| dictionary(&line[at..]).is_err())
 }
 
 /// Keys that only a Trainer's record has.
@@ -38,8 +40,9 @@ fn is_logged(key: &str) -> bool {
     key == "loss" || key == "train_runtime" || key == "train_loss" || key.starts_with("eval_")
 }
 
-/// The dictionary that `text` begins with, and its length; `None` if it is none of plain values.
-fn dictionary(text: &str) -> Option<(Vec<(String, f64)>, usize)> {
+/// The dictionary that `text` begins with, and its length; if it is none of plain values, how far
+/// it was read: no other one begins before that.
+fn dictionary(text: &str) -> Result<(Vec<(String, f64)>, usize), usize> {
     let mut at = 1;
     let mut values = Vec::new();
     let skip = |mut at: usize, c: char| {
@@ -51,15 +54,18 @@ fn dictionary(text: &str) -> Option<(Vec<(String, f64)>, usize)> {
     loop {
         at = skip(at, ' ');
         if text[at..].starts_with('}') {
-            return Some((values, at + 1));
+            return Ok((values, at + 1));
         }
-        let (key, length) = quoted(&text[at..])?;
+        let (key, length) = quoted(&text[at..]).ok_or(at)?;
         at = skip(at + length, ' ');
-        at = skip(at + text[at..].strip_prefix(':').map(|_| 1)?, ' ');
+        at = skip(at + text[at..].strip_prefix(':').map(|_| 1).ok_or(at)?, ' ');
         let (value, length) = match quoted(&text[at..]) {
             Some((value, length)) => (value, length),
             None => {
-                let length = text[at..].find([',', '}'])?;
+                let length = text[at..].find([',', '}', '{']).ok_or(at)?;
+                if text[at + length..].starts_with('{') {
+                    return Err(at + length);
+                }
                 (text[at..at + length].trim(), length)
             }
         };
@@ -97,17 +103,34 @@ pub struct Bar {
     pub elapsed: f64,
 }
 
-/// The progress bar of a line (between two carriage returns), if there is one.
+/// The training's progress bar, if a line (between two carriage returns) is one. Bars of other work,
+/// such as `Loading weights: 100%|███| 24/24 [...]`, have a name.
 pub fn bar(line: &str) -> Option<Bar> {
-    let (before, after) = line.split_once(" [")?;
+    // A launcher may put `[rank 0]` before the line.
+    let (before, after) = line.rsplit_once(" [")?;
     let (elapsed, _) = after.split_once(['<', ',', ']'])?;
     let count = before.rsplit([' ', '|']).next()?;
     let (done, total) = count.split_once('/')?;
+    if has_name(before) {
+        return None;
+    }
     Some(Bar {
         done: done.parse().ok()?,
         total: total.parse().ok()?,
         elapsed: clock(elapsed)?,
     })
+}
+
+/// Whether a bar, of which `text` is the beginning, has a name: words and a colon before its
+/// percentage. What a launcher adds in brackets is none.
+fn has_name(text: &str) -> bool {
+    let text = text.split_once('%').map_or(text, |(before, _)| before);
+    let name = text.trim_end_matches(|c: char| c.is_ascii_digit() || "./ |".contains(c));
+    let Some(name) = name.strip_suffix(':') else {
+        return false;
+    };
+    let own = name.rsplit([']', '>', ')']).next().unwrap_or_default();
+    own.chars().any(char::is_alphabetic)
 }
 
 /// `00:12`, `1:02:03`.
@@ -144,6 +167,25 @@ mod tests {
         assert_eq!(of("{'loss': 1.0}{'loss': 2.0}").len(), 2);
     }
 
+    /// Lines may be as long as a file. Each of these took a time that grew with its square.
+    #[test]
+    fn long_lines_take_no_longer_than_their_length() {
+        for piece in [
+            "{'a':",
+            "{'",
+            "{'a': 1, ",
+            "{\"'{\":\"'\",'{\"':",
+            "{{",
+            "{'a':{",
+            "{'a' ",
+        ] {
+            let start = std::time::Instant::now();
+            assert!(of(&piece.repeat(1 << 19)).is_empty(), "{piece}");
+            let spent = start.elapsed();
+            assert!(spent.as_secs() < 5, "{piece}: {spent:?}");
+        }
+    }
+
     #[test]
     fn other_braces_are_left_alone() {
         for line in [
@@ -174,6 +216,37 @@ mod tests {
         assert_eq!(
             bar("100%|██████████| 500/500 [1:02:03<00:00,  4.1it/s]"),
             Some((500.0, 500.0, 3723.0))
+        );
+        for before in [
+            "",
+            "[rank 0] ",
+            "[default0]:",
+            "[1,0]<stderr>: ",
+            "2026-01-02T03:04:05Z ",
+        ] {
+            let line = format!("{before} 10%|█         | 50/500 [00:12<01:48,  4.13it/s]");
+            let found = super::bar(&line).unwrap();
+            assert_eq!((found.done, found.total), (50.0, 500.0), "{before}");
+        }
+        // transformers 5 and datasets have bars of their own.
+        for name in [
+            "Loading weights",
+            "Map (num_proc=4)",
+            "Running tokenizer on dataset",
+            "Loading checkpoint shards",
+        ] {
+            for rest in [
+                "100%|██████████| 24/24 [00:00<00:00, 1520.92it/s]",
+                " 24/24 [00:00<00:00, 90.1it/s]",
+            ] {
+                assert_eq!(super::bar(&format!("{name}: {rest}")), None, "{name}");
+            }
+        }
+        assert_eq!(
+            bar(
+                "Loading weights: 100%|███| 24/24 [00:00<00:00, 1520.92it/s, Materializing param=model.norm.weight]"
+            ),
+            None
         );
         assert_eq!(bar("Epoch [3/4]"), None);
         assert_eq!(bar("loss 3/4 [x]"), None);

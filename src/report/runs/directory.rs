@@ -1,62 +1,61 @@
 //! xtrain's output directory: `log.jsonl`, `telemetry.jsonl` and the results files.
 
-use super::log::{note_not_finite, number};
+use super::log::{note_left_out, number};
 use super::{DEVICE_MEMORY, GraphUse, Place, Point, Process, Run, Source, interpolated};
 use crate::report::accounting::Part;
 use crate::report::records::LOG_FILE;
-use crate::report::telemetry::{Event, ProcessEvent, StepEvent, TELEMETRY_FILE, host};
+use crate::report::telemetry::{Event, MOST_EVENTS, ProcessEvent, StepEvent, TELEMETRY_FILE, host};
+use crate::report::{files, json};
 use serde_json::{Map, Value};
+use std::io::ErrorKind;
 use std::path::Path;
 
-/// Lines of a file that could not be read.
-struct Damage {
-    first: usize,
-    count: usize,
-}
-
-/// The values of a file's lines. What is no JSON is left out and noted; a last line without its end
-/// is one that is being written.
-fn lines<T: serde::de::DeserializeOwned>(text: &str, name: &str, run: &mut Run) -> Vec<T> {
-    let mut damage: Option<Damage> = None;
-    let mut values = Vec::new();
-    for (index, line) in text.split_inclusive('\n').enumerate() {
-        match serde_json::from_str(line) {
-            Ok(value) => values.push(value),
-            Err(_) if line.trim().is_empty() => {}
-            Err(_) if !line.ends_with('\n') => run.problems.push(format!(
+/// Hands the values of a file's lines over, one by one. What is no JSON is left out and noted; a
+/// last line without its end is one that is being written. A file that lacks has no lines.
+fn each_line<T: serde::de::DeserializeOwned>(
+    run: &mut Run,
+    name: &str,
+    mut take: impl FnMut(&mut Run, T),
+) {
+    let lines = match files::lines(&run.path.join(name)) {
+        Ok(lines) => lines,
+        Err(error) if error.kind() == ErrorKind::NotFound => return,
+        Err(error) => return run.problems.push(format!("{name}: {error}")),
+    };
+    let (mut first, mut count) = (0, 0);
+    for (index, line) in lines.enumerate() {
+        let line = match line {
+            Ok(line) => line,
+            Err(error) => return run.problems.push(format!("{name}: {error}")),
+        };
+        match json::from_slice(&line.bytes) {
+            Ok(value) => take(run, value),
+            Err(_) if line.bytes.trim_ascii().is_empty() => {}
+            Err(_) if !line.has_ended => run.problems.push(format!(
                 "{name}: the last line is incomplete; the run may still be writing it"
             )),
             Err(_) => {
-                let first = index + 1;
-                damage.get_or_insert(Damage { first, count: 0 }).count += 1;
+                first = if count == 0 { index + 1 } else { first };
+                count += 1;
             }
         }
     }
-    if let Some(Damage { first, count }) = damage {
+    if count > 0 {
         let lines = if count == 1 { "line is" } else { "lines are" };
         run.problems.push(format!(
             "{name}: {count} {lines} damaged and left out, the first is line {first}"
         ));
     }
-    values
 }
 
 /// Reads a directory that has a log or telemetry.
 pub fn read(dir: &Path) -> Run {
     let mut run = Run::new(dir.into(), Source::Directory);
-    let text = |name: &str| {
-        let bytes = std::fs::read(dir.join(name)).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    telemetry(&text(TELEMETRY_FILE), &mut run);
-    let records: Vec<Map<String, Value>> = lines(&text(LOG_FILE), LOG_FILE, &mut run);
+    telemetry(&mut run);
     if run.processes.is_empty() {
         run.problems.push(format!(
             "there is no {TELEMETRY_FILE}: time, tokens, memory and where the time went are not known"
         ));
-    }
-    if records.is_empty() {
-        run.problems.push(format!("{LOG_FILE} has no record yet"));
     }
     let known = |of: fn(&Place) -> f64, run: &Run| -> Vec<(f64, f64)> {
         let steps = run.points("tokens_per_second").iter();
@@ -66,7 +65,7 @@ pub fn read(dir: &Path) -> Run {
     let tokens = known(|place| place.tokens, &run);
     let seconds = known(|place| place.seconds, &run);
     let mut not_finite = 0;
-    for record in records {
+    each_line(&mut run, LOG_FILE, |run, record: Map<String, Value>| {
         let of = |key: &str| record.get(key).and_then(number).unwrap_or(f64::NAN);
         let step = of("step");
         let place = Place {
@@ -79,10 +78,14 @@ pub fn read(dir: &Path) -> Run {
             .iter()
             .filter_map(|(key, value)| Some((key.clone(), number(value)?)));
         not_finite += run.add(place, values);
+    });
+    if run.records == 0 {
+        run.problems.push(format!("{LOG_FILE} has no record yet"));
     }
-    note_not_finite(&mut run, not_finite);
+    note_left_out(&mut run, not_finite);
     for name in ["eval_results.json", "train_results.json"] {
-        let results: Option<Map<String, Value>> = serde_json::from_str(&text(name)).ok();
+        let results = files::read(&dir.join(name)).ok();
+        let results = results.and_then(|text| json::from_slice::<Map<String, Value>>(&text).ok());
         for (key, value) in results.into_iter().flatten() {
             if let Some(value) = value.as_f64().filter(|_| key != "epoch") {
                 run.summary.entry(key).or_insert(value);
@@ -112,8 +115,22 @@ fn of_last_run(events: Vec<Event>) -> Vec<Event> {
     events.into_iter().skip(first.unwrap_or(0)).collect()
 }
 
-fn telemetry(text: &str, run: &mut Run) {
-    let events = of_last_run(lines(text, TELEMETRY_FILE, run));
+fn telemetry(run: &mut Run) {
+    let (mut events, mut too_many) = (Vec::new(), 0);
+    each_line(run, TELEMETRY_FILE, |_, event: Event| {
+        if events.len() < MOST_EVENTS {
+            events.push(event);
+        } else {
+            too_many += 1;
+        }
+    });
+    if too_many > 0 {
+        run.problems.push(format!(
+            "{TELEMETRY_FILE}: the last {too_many} events are left out: there are more than {MOST_EVENTS}"
+        ));
+    }
+    let events = of_last_run(events);
+    let this_host = host();
     // Seconds of the processes before.
     let mut before = 0.0;
     for event in events {
@@ -126,11 +143,11 @@ fn telemetry(text: &str, run: &mut Run) {
             total_steps,
         } = event
         {
-            before = run.processes.iter().map(Process::wall).sum();
+            before += run.processes.last().map_or(0.0, Process::wall);
             run.forget_from(|place| place.step > step as f64);
             run.last_step = step as f64;
             run.total_steps = Some(total_steps as f64);
-            run.is_running = started_on == host() && Path::new(&format!("/proc/{pid}")).exists();
+            run.is_running = started_on == this_host && Path::new(&format!("/proc/{pid}")).exists();
             run.processes.push(Process {
                 started: time,
                 last: time,
@@ -218,12 +235,13 @@ fn take_step(run: &mut Run, step: &StepEvent, before: f64) {
     };
     add("tokens_per_second", step.tokens_per_second);
     add("model_tflops", step.model_tflops);
-    let memory: i64 = step.devices.iter().map(|device| device.bytes_in_use).sum();
+    let in_use = step.devices.iter().map(|device| device.bytes_in_use);
+    let memory = in_use.fold(0, i64::saturating_add);
     let peak: i64 = step
         .devices
         .iter()
         .filter_map(|device| device.peak_bytes)
-        .sum();
+        .fold(0, i64::saturating_add);
     // What is in use at a record says little: only whether the next step has begun.
     let most = if peak > 0 { peak } else { memory };
     if most > 0 {

@@ -2,7 +2,8 @@
 //! that the Trainer prints.
 
 use super::dictionary::{Bar, bar, is_cut_off, records};
-use super::{Place, Run, Source};
+use super::{MOST_SERIES, Place, Run, Source};
+use crate::report::json;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -10,9 +11,9 @@ use std::path::Path;
 ///
 /// # Errors
 /// What is wrong with the text.
-pub fn trainer_state(path: &Path, text: &str) -> Result<Run, String> {
+pub fn trainer_state(path: &Path, text: &[u8]) -> Result<Run, String> {
     let state: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("is no JSON object: {error}"))?;
+        json::from_slice(text).map_err(|error| format!("is no JSON object: {error}"))?;
     let history = state.get("log_history").and_then(Value::as_array);
     let history = history.ok_or("has no `log_history`")?;
     let mut run = Run::new(path.into(), Source::TrainerState);
@@ -30,7 +31,7 @@ pub fn trainer_state(path: &Path, text: &str) -> Result<Run, String> {
             .filter_map(|(key, value)| Some((key.clone(), number(value)?)));
         not_finite += run.add(place, values);
     }
-    note_not_finite(&mut run, not_finite);
+    note_left_out(&mut run, not_finite);
     for key in [
         "train_batch_size",
         "max_steps",
@@ -67,6 +68,7 @@ pub fn plain(path: &Path, text: &str) -> Run {
     let mut reader = Reader {
         run: Run::new(path.into(), Source::Log),
         training: None,
+        restarts: 0,
         waiting: Vec::new(),
         epoch: f64::NEG_INFINITY,
         not_finite: 0,
@@ -87,7 +89,7 @@ pub fn plain(path: &Path, text: &str) -> Run {
         not_finite,
         ..
     } = reader;
-    note_not_finite(&mut run, not_finite);
+    note_left_out(&mut run, not_finite);
     let last = text.rsplit('\n').find(|line| !line.trim().is_empty());
     if last.is_some_and(is_cut_off) {
         run.problems
@@ -110,15 +112,22 @@ struct Reader {
     /// next one shows a record's step.
     waiting: Vec<Vec<(String, f64)>>,
     epoch: f64,
+    restarts: usize,
     not_finite: usize,
 }
 
+/// How often a log may show the run starting anew; what begins again more often is no such log.
+const MOST_RESTARTS: usize = 100;
+
 impl Reader {
     fn take_bar(&mut self, seen: Bar) {
-        // The first bar is the training's; an evaluation's has another total, as a rule.
-        let is_training = self
-            .training
-            .is_none_or(|known| known.total == seen.total && seen.done >= known.done);
+        // The first bar is the training's; an evaluation's has another total, as a rule. One that was
+        // full before the first record was another's.
+        let is_training = self.training.is_none_or(|known| {
+            let is_other = known.done >= known.total && self.run.records == 0;
+            let goes_on = known.total == seen.total && seen.done >= known.done;
+            goes_on || is_other && self.waiting.is_empty()
+        });
         if is_training {
             self.training = Some(seen);
             self.place_waiting();
@@ -137,7 +146,8 @@ impl Reader {
                 tokens: of("num_input_tokens_seen"),
                 seconds: self.training.map_or(f64::NAN, |bar| bar.elapsed),
             };
-            if place.epoch < self.epoch {
+            if place.epoch < self.epoch && self.restarts < MOST_RESTARTS {
+                self.restarts += 1;
                 let (from, epoch) = (place.epoch, self.epoch);
                 let dropped = self.run.forget_from(|earlier| earlier.epoch >= from);
                 self.run.problems.push(format!(
@@ -152,8 +162,14 @@ impl Reader {
     }
 }
 
-/// Adds a sentence about values that are no numbers.
-pub fn note_not_finite(run: &mut Run, count: usize) {
+/// Adds sentences about values that are no numbers, and about those that nobody can look at.
+pub fn note_left_out(run: &mut Run, count: usize) {
+    if run.left_out > 0 {
+        run.problems.push(format!(
+            "{} values are left out: they have more than {MOST_SERIES} different keys",
+            run.left_out
+        ));
+    }
     if count > 0 {
         run.problems.push(format!(
             "{count} values are not finite (NaN or infinite) and are left out"
@@ -232,6 +248,58 @@ mod tests {
     }
 
     #[test]
+    fn bars_of_other_work_are_not_the_trainings() {
+        let loading = "Loading weights: 100%|██████████| 24/24 [00:00<00:00, 1520.9it/s, Materializing param=x]\n";
+        // One without a name that ended before training is none either.
+        let other = "\r  0%|          | 0/7 [00:00<?, ?it/s]\r100%|██████████| 7/7 [00:01<00:00, 7.0it/s]\n";
+        let run = plain(Path::new("x"), LOG);
+        for before in [
+            loading.to_string(),
+            other.to_string(),
+            format!("{loading}{other}"),
+        ] {
+            let with = plain(Path::new("x"), &format!("{before}{LOG}"));
+            assert_eq!(with.total_steps, Some(20.0));
+            assert_eq!(with.points("loss"), run.points("loss"));
+        }
+        let without: String = LOG.lines().filter(|line| !line.contains('%')).collect();
+        let with = plain(Path::new("x"), &format!("{loading}{without}"));
+        assert_eq!(
+            with.total_steps,
+            plain(Path::new("x"), &without).total_steps
+        );
+    }
+
+    /// Python writes NaN and Infinity, which JSON has not, after fp16 has overflowed.
+    #[test]
+    fn a_state_with_python_constants_is_read() {
+        let text = br#"{"best_metric": Infinity, "log_history": [
+            {"loss": NaN, "grad_norm": Infinity, "step": 1, "epoch": 0.5},
+            {"loss": 3.5, "grad_norm": NaN, "step": 2, "epoch": 1.0}], "max_steps": 2, "total_flos": -Infinity}"#;
+        let run = trainer_state(Path::new("x"), text).unwrap();
+        let losses: Vec<(f64, f64)> = run
+            .points("loss")
+            .iter()
+            .map(|point| (point.place.step, point.value))
+            .collect();
+        assert_eq!(losses, [(2.0, 3.5)]);
+        assert!(
+            run.problems[0].contains("3 values are not finite"),
+            "{:?}",
+            run.problems
+        );
+    }
+
+    /// A file that begins again with each record keeps nobody busy, nor its reader's screen.
+    #[test]
+    fn a_run_that_starts_again_and_again_has_an_end() {
+        let many = "{'loss': 1.0, 'epoch': 0}\n".repeat(100_000);
+        let pairs = "{'loss': 1.0, 'epoch': 2}\n{'loss': 1.0, 'epoch': 1}\n".repeat(20_000);
+        let run = plain(Path::new("x"), &(many + &pairs));
+        assert!(run.problems.len() < 200, "{}", run.problems.len());
+    }
+
+    #[test]
     fn without_bars_steps_come_from_epochs() {
         let text: String = LOG
             .split(['\n', '\r'])
@@ -257,9 +325,9 @@ mod tests {
         let again = format!("{LOG}{{'loss': 9.0, 'epoch': 0.1}}\n");
         let run = plain(Path::new("x"), &again);
         assert_eq!(run.points("loss").len(), 1);
-        assert!(trainer_state(Path::new("x"), "[]").is_err());
+        assert!(trainer_state(Path::new("x"), b"[]").is_err());
         assert!(
-            trainer_state(Path::new("x"), "{}")
+            trainer_state(Path::new("x"), b"{}")
                 .unwrap_err()
                 .contains("log_history")
         );

@@ -171,7 +171,12 @@ pub struct Run {
     pub is_running: bool,
     /// What could not be read, and what follows from that, a sentence each.
     pub problems: Vec<String>,
+    /// Values of keys beyond [`MOST_SERIES`].
+    left_out: usize,
 }
+
+/// Keys of a run that are kept; a Trainer has some dozens.
+const MOST_SERIES: usize = 2000;
 
 impl Run {
     /// A run of which nothing is known yet.
@@ -190,6 +195,7 @@ impl Run {
             total_steps: None,
             is_running: false,
             problems: Vec::new(),
+            left_out: 0,
         }
     }
 
@@ -210,12 +216,14 @@ impl Run {
         let mut not_finite = 0;
         self.records += 1;
         for (key, value) in values {
+            let is_full = self.series.len() == MOST_SERIES;
             match key.as_str() {
                 "step" | "epoch" | "num_input_tokens_seen" => {}
                 _ if !value.is_finite() => not_finite += 1,
                 _ if is_of_summary(&key) => drop(self.summary.insert(key, value)),
                 _ => match self.series.get_mut(&key) {
                     Some(points) => points.push(Point { place, value }),
+                    None if is_full => self.left_out += 1,
                     None => drop(self.series.insert(key, vec![Point { place, value }])),
                 },
             }
@@ -226,13 +234,14 @@ impl Run {
         not_finite
     }
 
-    /// Drops what was logged from a place on: a later process logs it again.
+    /// Drops what was logged from a place on, at the ends of the series: a later process logs it
+    /// again.
     fn forget_from(&mut self, is_later: impl Fn(&Place) -> bool) -> usize {
         let mut dropped = 0;
         for points in self.series.values_mut() {
-            let before = points.len();
-            points.retain(|point| !is_later(&point.place));
-            dropped += before - points.len();
+            while points.pop_if(|point| is_later(&point.place)).is_some() {
+                dropped += 1;
+            }
         }
         dropped
     }

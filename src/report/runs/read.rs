@@ -2,6 +2,7 @@
 
 use super::checkpoints::newest_checkpoint;
 use super::{Run, directory, log};
+use crate::report::files;
 use crate::report::records::LOG_FILE;
 use crate::report::telemetry::TELEMETRY_FILE;
 use std::path::{Path, PathBuf};
@@ -87,19 +88,20 @@ fn one(path: &Path) -> Result<Run, Error> {
     if path.is_dir() {
         return in_directory(path);
     }
-    let text = text(path)?;
     if path.file_name().is_some_and(|name| name == LOG_FILE)
+        && path.is_file()
         && let Some(dir) = path.parent()
     {
         return Ok(directory::read(dir));
     }
+    let text = text(path)?;
     if path
         .extension()
         .is_some_and(|extension| extension == "json")
     {
         return state(path, &text);
     }
-    let run = log::plain(path, &text);
+    let run = log::plain(path, &String::from_utf8_lossy(&text));
     if run.records == 0 {
         return Err(Error::NoRecord { path: path.into() });
     }
@@ -128,17 +130,16 @@ fn newest_with_state(dir: &Path) -> Option<PathBuf> {
     newest_checkpoint(dir, |path| path.join(TRAINER_STATE).is_file())
 }
 
-fn state(path: &Path, text: &str) -> Result<Run, Error> {
+fn state(path: &Path, text: &[u8]) -> Result<Run, Error> {
     log::trainer_state(path, text).map_err(|problem| Error::State {
         path: path.into(),
         problem,
     })
 }
 
-fn text(path: &Path) -> Result<String, Error> {
-    let bytes = std::fs::read(path).map_err(|source| Error::Io {
+fn text(path: &Path) -> Result<Vec<u8>, Error> {
+    files::read_piped(path, files::MOST).map_err(|source| Error::Io {
         path: path.into(),
         source,
-    })?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    })
 }

@@ -2,6 +2,7 @@
 //! by nvidia-smi. All fields are read leniently: what is missing is not shown.
 
 use super::monitor::Monitor;
+use crate::report::files;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -57,8 +58,8 @@ impl Devices {
     /// Every device of whichever kind is there.
     pub fn read(&mut self) -> Vec<DeviceUse> {
         if let Some(file) = &self.file {
-            let text = std::fs::read_to_string(file).unwrap_or_default();
-            return last_report(&text)
+            let text = files::read_piped(file, files::MOST).unwrap_or_default();
+            return last_report(&String::from_utf8_lossy(&text))
                 .map(|report| from_monitor(&report))
                 .unwrap_or_default();
         }

@@ -1,8 +1,8 @@
 //! `neuron-monitor` (aws-neuronx-tools) as a child process: a line of JSON every few seconds, of
 //! which the newest counts. It ends with the watcher.
 
+use crate::report::{files, json};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -42,8 +42,9 @@ impl Monitor {
         thread::spawn(move || {
             let (state, changed) = &*writer;
             let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Ok(report) = serde_json::from_str(&line) {
+            let lines = files::lines_of(output).map_while(Result::ok);
+            for line in lines {
+                if let Ok(report) = json::from_slice(&line.bytes) {
                     lock().newest = Some(report);
                     changed.notify_all();
                 }

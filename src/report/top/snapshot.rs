@@ -3,8 +3,11 @@
 use super::devices::DeviceUse;
 use crate::report::records::LOG_FILE;
 use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE, file_of_rank, host, latest, now};
+use crate::report::{files, json};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -92,26 +95,22 @@ impl Snapshot {
     /// Reads a run's directory. Only a directory without telemetry is an error: there is no run to
     /// show.
     pub fn read(output_dir: &Path) -> io::Result<Snapshot> {
-        // A damaged byte damages its line, not the file.
-        let read = |name: &str| {
-            let bytes = std::fs::read(output_dir.join(name))?;
-            io::Result::Ok(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        let text = read(TELEMETRY_FILE)?;
-        let log = read(LOG_FILE).unwrap_or_default();
+        let (events, now) = (latest(&output_dir.join(TELEMETRY_FILE))?, now());
+        let log = files::lines(&output_dir.join(LOG_FILE));
+        let records = log.into_iter().flatten().map_while(Result::ok);
+        let records = records.filter_map(|line| json::from_slice(&line.bytes).ok());
         let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
-        let (events, now) = (latest(&text), now());
-        let mut snapshot = Snapshot::of(output_dir, &events, &log, now, lives);
+        let mut snapshot = Snapshot::of(output_dir, &events, records, now, lives);
         let processes = events.iter().rev().find_map(|event| match event {
             Event::Process(process) => Some(process.processes),
             _ => None,
         });
         // What an earlier, larger job left is none of this run.
-        for rank in 1..processes.unwrap_or(1) {
-            let Ok(text) = read(&file_of_rank(rank)) else {
+        for rank in ranks_in(output_dir, processes.unwrap_or(1)) {
+            let Ok(events) = latest(&output_dir.join(file_of_rank(rank))) else {
                 continue;
             };
-            let other = Snapshot::of(output_dir, &latest(&text), "", now, lives);
+            let other = Snapshot::of(output_dir, &events, [], now, lives);
             let process = other.ranks.into_iter();
             snapshot
                 .ranks
@@ -124,7 +123,7 @@ impl Snapshot {
     fn of(
         output_dir: &Path,
         events: &[Event],
-        log: &str,
+        records: impl IntoIterator<Item = Map<String, Value>>,
         now: f64,
         lives: impl Fn(u32) -> bool,
     ) -> Snapshot {
@@ -203,10 +202,8 @@ impl Snapshot {
             seconds_silent: snapshot.seconds_silent,
             ..Rank::default()
         });
-        let records = log
-            .lines()
-            .filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
-        for record in records.filter(|record| record.contains_key("eval_loss")) {
+        let is_eval = |record: &Map<String, Value>| record.contains_key("eval_loss");
+        for record in records.into_iter().filter(is_eval) {
             let number = |key: &str| record.get(key).and_then(Value::as_f64);
             if let (Some(loss), Some(step)) = (number("eval_loss"), number("step")) {
                 snapshot.eval_curve.push((step, loss));
@@ -224,6 +221,25 @@ impl Snapshot {
         }
         snapshot
     }
+}
+
+/// The ranks of a run of so many processes, but for the first one, that have a file. The number is
+/// from a file: it may be anything.
+fn ranks_in(output_dir: &Path, processes: usize) -> BTreeSet<usize> {
+    let entries = std::fs::read_dir(output_dir)
+        .into_iter()
+        .flatten()
+        .flatten();
+    let rank = |entry: DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let rank = name
+            .strip_prefix("telemetry.rank-")?
+            .strip_suffix(".jsonl")?;
+        rank.parse()
+            .ok()
+            .filter(|rank| (1..processes).contains(rank))
+    };
+    entries.filter_map(rank).collect()
 }
 
 impl Graphs {
@@ -246,6 +262,7 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::telemetry::ProcessEvent;
 
     fn start(host: String) -> Event {
         Event::Start {
@@ -273,7 +290,12 @@ mod tests {
         Snapshot::of(
             Path::new("out"),
             events,
-            "{\"eval_loss\":3.25,\"step\":2}\n{\"eval_loss\":null,\"step\":3}\n{\"eval_loss\":3.5,\"step\":4}\nbroken",
+            [
+                r#"{"eval_loss":3.25,"step":2}"#,
+                r#"{"eval_loss":null,"step":3}"#,
+                r#"{"eval_loss":3.5,"step":4}"#,
+            ]
+            .map(|line| serde_json::from_str(line).unwrap()),
             110.0,
             |pid| pid == 42 && lives,
         )
@@ -314,6 +336,34 @@ mod tests {
             snapshot(&[start("elsewhere".into()), step(104.0, 4)], true).state,
             State::Unknown
         );
+    }
+
+    #[test]
+    fn a_run_has_the_ranks_that_left_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let process = |processes| {
+            Event::Process(Box::new(ProcessEvent {
+                processes,
+                ..ProcessEvent::default()
+            }))
+        };
+        let write = |rank: usize, events: &[Event]| {
+            let lines = events.iter().map(|e| serde_json::to_string(e).unwrap());
+            let text: Vec<String> = lines.collect();
+            std::fs::write(dir.path().join(file_of_rank(rank)), text.join("\n")).unwrap();
+        };
+        let ranks = || -> Vec<usize> {
+            let ranks = Snapshot::read(dir.path()).unwrap().ranks;
+            ranks.iter().map(|rank| rank.rank).collect()
+        };
+        for rank in [2, 10, 3] {
+            write(rank, &[start(host())]);
+        }
+        // A number that no machine has files for is not counted to.
+        for (processes, expected) in [(4, vec![0, 2, 3]), (usize::MAX, vec![0, 2, 3, 10])] {
+            write(0, &[start(host()), process(processes)]);
+            assert_eq!(ranks(), expected);
+        }
     }
 
     #[test]

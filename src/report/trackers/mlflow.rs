@@ -3,6 +3,7 @@
 //! a slow server does not hold up a step.
 
 use super::{RunDescription, RunEnd, Tracker, cannot_write};
+use crate::report::files;
 use crate::report::records::Record;
 use crate::report::telemetry::now;
 use base64::Engine;
@@ -75,8 +76,8 @@ impl Mlflow {
     ) -> io::Result<Mlflow> {
         let memory = output_dir.join(RUN_FILE);
         let resumed = || {
-            let text = fs::read_to_string(&memory).ok().filter(|_| run.step > 0)?;
-            let value: Value = serde_json::from_str(&text).ok()?;
+            let text = files::read(&memory).ok().filter(|_| run.step > 0)?;
+            let value: Value = serde_json::from_slice(&text).ok()?;
             // They become parts of paths and addresses.
             let is_id = |id: &&str| {
                 id.chars()
