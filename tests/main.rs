@@ -15,6 +15,7 @@ mod fit;
 mod generation;
 mod golden;
 mod hub;
+mod launches;
 mod layers;
 mod library;
 mod losses;

@@ -643,6 +643,15 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
             .env("NEURON_LIBRARY_PATH", &wrapper)
             .env("XTRAIN_TEST_REAL_PLUGIN", &bench.plugin)
             .env("XTRAIN_TEST_FAULT", fault)
+            .env("XTRAIN_TEST_COMPILES", bench.path("compiles"))
+            .env(
+                "XTRAIN_COMPILE_TIMEOUT",
+                if fault == "hanging compile" {
+                    "2"
+                } else {
+                    "60"
+                },
+            )
             .env("XTRAIN_EVENT_TIMEOUT", "3");
         command.run()
     };
@@ -697,6 +706,21 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
             ],
         ),
         (
+            "hanging compile",
+            &[
+                "has not compiled a graph within 2 s",
+                "its compiler hangs",
+                "XTRAIN_COMPILE_TIMEOUT",
+            ],
+        ),
+        (
+            "hanging client",
+            &[
+                "has not opened its devices within 3 s",
+                "XTRAIN_EVENT_TIMEOUT",
+            ],
+        ),
+        (
             "failing execute",
             &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"],
         ),
@@ -723,6 +747,10 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
         }
         assert!(!run.stderr.contains("panicked"), "{fault}: {}", run.stderr);
     }
+    // The compiler of the one device fails once in each form, in the background, and is not asked
+    // again for the same graph, nor for the others.
+    let compiles = fs::read_to_string(bench.path("compiles")).unwrap();
+    assert_eq!(compiles.lines().count(), 2);
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl Launched {
 
     /// Reads until a line contains all of `signs`.
     #[track_caller]
-    fn wait_for(&mut self, signs: &[&str]) -> String {
+    pub(crate) fn wait_for(&mut self, signs: &[&str]) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
             match self
@@ -130,7 +130,11 @@ impl Launched {
         children.find(is_it)
     }
 
-    fn signal(&self, rank: usize, signal: i32) -> bool {
+    pub(crate) fn id(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub(crate) fn signal(&self, rank: usize, signal: i32) -> bool {
         // SAFETY: sends a signal to a process that this test has started.
         self.rank(rank)
             .is_some_and(|pid| unsafe { libc::kill(pid, signal) } == 0)

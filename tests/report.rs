@@ -50,6 +50,12 @@ fn number(value: &Value) -> f64 {
 /// The parts add up to the process's wall time as it was measured from outside.
 #[track_caller]
 fn assert_parts(run: &Value, wall: f64) {
+    assert_parts_within(run, wall, 0.0);
+}
+
+/// The same where so many seconds are not accounted for.
+#[track_caller]
+fn assert_parts_within(run: &Value, wall: f64, lost: f64) {
     let parts = run["time"].as_object().unwrap();
     let sum: f64 = parts.values().map(number).sum();
     let own = number(&run["wall_seconds"]);
@@ -58,7 +64,7 @@ fn assert_parts(run: &Value, wall: f64) {
         "{sum} s of {own} s: {parts:#?}"
     );
     // The start is known to 10 ms; then the process ends, which takes a busy machine a while.
-    let slack = 0.02 * wall + 0.2;
+    let slack = 0.02 * wall + 0.2 + lost;
     assert!(
         (sum - wall).abs() < slack,
         "{sum} s in parts, {wall} s by the clock: {parts:#?}"
@@ -316,7 +322,7 @@ fn a_resumed_run_is_one_run() {
     );
 }
 
-/// A process that is killed leaves its account as it was a moment before, and the one that resumes
+/// A process that is killed leaves its account as it was a second before, and the one that resumes
 /// its run by hand adds to it.
 #[test]
 fn a_killed_run_is_accounted_for_to_its_last_moment() {
@@ -340,7 +346,8 @@ fn a_killed_run_is_accounted_for_to_its_last_moment() {
         let told = json(dir, "out");
         let run = &told["runs"][0];
         assert_eq!(run["problems"], serde_json::json!([]), "{run}");
-        assert_parts(run, wall);
+        // Accounts are written once a second.
+        assert_parts_within(run, wall, attempt as f64);
         let processes = run["processes"].as_array().unwrap();
         assert_eq!(processes.len(), attempt, "{run}");
         assert!(processes.iter().all(|process| process["outcome"].is_null()));

@@ -196,3 +196,51 @@ fn a_failed_run_does_not_end_the_others() {
             .contains("error: ")
     );
 }
+
+/// A run's directory is its own whatever its values are, and what is done is not taken for absent.
+#[test]
+fn runs_do_not_share_directories_and_the_record_is_read_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let grid = "--grid run_name=a/b,a_b";
+    run(dir, grid).succeeded();
+    let runs = fs::read_dir(dir.join("grid")).unwrap().flatten();
+    let saved = runs.filter(|entry| entry.path().join("model.safetensors").exists());
+    assert_eq!(saved.count(), 2);
+    assert!(dir.join("grid/run_name=a_b/model.safetensors").exists());
+    let again = run(dir, grid);
+    again.succeeded();
+    assert!(
+        again.stderr.contains("2 of 2 runs are done"),
+        "{}",
+        again.stderr
+    );
+
+    let record = dir.join("grid/sweep.json");
+    let refused = |change: &dyn Fn(), sign: &str| {
+        change();
+        let mut command = sweep(dir, grid);
+        let run = command.without_overriding_permissions().run();
+        assert_eq!(run.code, Some(1), "{}", run.stderr);
+        let problem = "error: reading grid/sweep.json: ";
+        assert!(
+            run.stderr.contains(problem) && run.stderr.contains(sign),
+            "{}",
+            run.stderr
+        );
+        assert_eq!(run.stderr.matches("hint: ").count(), 1, "{}", run.stderr);
+    };
+    let mode = |bits| {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(&record, fs::Permissions::from_mode(bits)).unwrap();
+    };
+    refused(&|| mode(0o000), "Permission denied");
+    mode(0o600);
+    refused(&|| fs::write(&record, "{\"a\":").unwrap(), "EOF");
+    let pipe = || {
+        fs::remove_file(&record).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&record).status();
+        assert!(made.unwrap().success());
+    };
+    refused(&pipe, "not a regular file");
+}

@@ -1,6 +1,6 @@
 //! The program: reads the command line, runs the command, prints each error once and turns the
-//! outcome into an exit code. No logic of its own. Exit codes: 0 success, 1 failure, 2 usage, 130
-//! or 143 after a signal that ended in a saved checkpoint, or before there was anything to save, 3
+//! outcome into an exit code. No logic of its own. Exit codes: 0 success, 1 failure, 2 usage, 130,
+//! 143 or 129 after a signal that ended in a saved checkpoint, or before there was anything to save, 3
 //! after a second one.
 
 use std::io::Write;

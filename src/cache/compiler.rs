@@ -9,6 +9,8 @@ use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::checkpoint::lock::Lock;
+use crate::distributed::ProcessGroup;
+use crate::distributed::process_group::Work;
 use crate::report::notice::{Place, while_busy};
 use crate::report::progress::{clock, say};
 use crate::report::units::duration;
@@ -27,8 +29,8 @@ pub(super) struct Compiler {
     form: Form,
     store: Option<Store>,
     settings: CacheSettings,
-    /// Warnings that were printed, so that each is printed once.
-    warned: Mutex<HashSet<String>>,
+    /// What was printed, warnings and changes of settings, so that each is printed once.
+    told: Mutex<HashSet<String>>,
 }
 
 /// An executable and how it came.
@@ -65,7 +67,7 @@ impl Compiler {
             options,
             store: settings.dir.as_ref().map(Store::new),
             settings,
-            warned: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -118,6 +120,7 @@ impl Compiler {
         let module = stored_or_emitted(self.store.as_ref(), key, graph, self.target)?;
         let options = self.options.of_stage(graph.stage as usize);
         let compile = || {
+            let _compiling = ProcessGroup::at_work(Work::Compiling);
             self.form
                 .compile(&self.client, &module, signature(graph), &options)
         };
@@ -173,26 +176,30 @@ impl Compiler {
         {
             return Ok((executable, Some(compiled_in), None));
         }
-        let reason = self.explain(graph, key, origin, earlier);
-        if let Some(reason) = &reason {
-            if self.settings.fail_on_recompile {
-                return Err(Error::Recompile {
-                    phase: graph.name.clone(),
-                    reason: reason.clone(),
-                });
-            }
+        let Some(Reason { text, change }) = self.explain(graph, key, origin, earlier) else {
+            return Ok((self.compile(graph, key, origin)?, None, None));
+        };
+        if self.settings.fail_on_recompile {
+            return Err(Error::Recompile {
+                phase: graph.name.clone(),
+                reason: text,
+            });
+        }
+        // A changed setting makes all graphs of a run new, in each of its processes: one line is
+        // enough.
+        if ProcessGroup::this_writes() && self.is_new(change) {
             // Why is a long story; telemetry keeps it, and `cache explain` tells it again.
             let details = match store {
-                _ if reason == UNUSABLE => format!("({reason})"),
+                _ if text == UNUSABLE => format!("({text})"),
                 Some(_) => format!(
                     "(new configuration); `xtrain cache explain {:.8}` says what changed",
                     key.id()
                 ),
-                None => format!("(new configuration): {reason}"),
+                None => format!("(new configuration): {text}"),
             };
             say(&format!("compiling {} {details}", graph.name));
         }
-        Ok((self.compile(graph, key, origin)?, None, reason))
+        Ok((self.compile(graph, key, origin)?, None, Some(text)))
     }
 
     /// The stored executable with the time that compiling it took. Anything wrong with it is a
@@ -295,11 +302,11 @@ impl Compiler {
         key: &Key,
         origin: &Origin,
         earlier: Option<&(Key, Graph)>,
-    ) -> Option<String> {
+    ) -> Option<Reason> {
         if let Some((old_key, old_graph)) = earlier {
             let explanation =
                 Explanation::new((old_key, origin), (key, origin), Some((old_graph, graph)));
-            return Some(explanation.to_string());
+            return Some(Reason::new(&explanation, String::new()));
         }
         let store = self.store.as_ref()?;
         let mut entries = store.list().ok()?;
@@ -312,7 +319,10 @@ impl Compiler {
         });
         let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {
-            return Some(UNUSABLE.into());
+            return Some(Reason {
+                text: UNUSABLE.into(),
+                change: UNUSABLE.into(),
+            });
         }
         let stored = store
             .open(id)
@@ -322,17 +332,40 @@ impl Compiler {
         let stored = stored.and_then(|bytes| Graph::from_bytes(&bytes).ok());
         let graphs = stored.as_ref().map(|stored| (stored, graph));
         let explanation = Explanation::new((&header.key, &header.origin), (key, origin), graphs);
-        Some(format!(
-            "{explanation}; compared with {}",
-            &id[..8.min(id.len())]
-        ))
+        let compared = format!("; compared with {}", &id[..8.min(id.len())]);
+        Some(Reason::new(&explanation, compared))
     }
 
     fn warn(&self, text: String) {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.insert(text.clone()) {
+        if self.is_new(text.clone()) {
             say(&format!("warning: {text}"));
         }
+    }
+
+    /// Whether a text comes here for the first time.
+    fn is_new(&self, text: String) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.insert(text)
+    }
+}
+
+/// Why a graph is compiled of which another version is stored.
+struct Reason {
+    text: String,
+    /// The settings that have changed, which may make several graphs new.
+    change: String,
+}
+
+impl Reason {
+    fn new(explanation: &Explanation, compared: String) -> Reason {
+        let text = format!("{explanation}{compared}");
+        let settings = &explanation.settings;
+        let change = if settings.is_empty() {
+            text.clone()
+        } else {
+            format!("{settings:?}")
+        };
+        Reason { text, change }
     }
 }
 

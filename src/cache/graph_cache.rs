@@ -85,6 +85,8 @@ pub struct GraphCache {
     origin: Origin,
     ahead: Option<Ahead>,
     compiled: HashMap<Fingerprint, Arc<CompiledGraph>>,
+    /// Why graphs could not be made in the background, until they are asked for.
+    failed: HashMap<Fingerprint, Error>,
     /// The latest graph of each name, to explain a second one of the same name.
     latest: HashMap<String, (Key, Graph)>,
     stats: CacheStats,
@@ -104,6 +106,7 @@ impl GraphCache {
             origin: Origin::default(),
             ahead: None,
             compiled: HashMap::new(),
+            failed: HashMap::new(),
             latest: HashMap::new(),
             stats: CacheStats::default(),
             listener: None,
@@ -147,7 +150,9 @@ impl GraphCache {
         let worker = std::thread::spawn(move || {
             for graph in graphs {
                 let made = compiler.make(&graph, &origin, None);
-                if sender.send((graph, made)).is_err() {
+                // A run that lacks a graph ends with that error; it does not wait for others.
+                let is_last = made.is_err();
+                if sender.send((graph, made)).is_err() || is_last {
                     break;
                 }
             }
@@ -174,16 +179,19 @@ impl GraphCache {
         }
     }
 
-    /// Takes over the next graph that was made in the background. What failed there is left for
-    /// [`GraphCache::get`] to try, and to report if it is needed at all.
+    /// Takes over the next graph that was made in the background. Why one could not be made is left
+    /// for [`GraphCache::get`] to report, if it is needed at all.
     fn receive(&mut self) {
         let Some(ahead) = &mut self.ahead else { return };
         match ahead.results.recv() {
             Ok((graph, made)) => {
                 ahead.awaited.remove(&graph.fingerprint());
-                if let Ok(made) = made {
-                    let (made, compiled_in, key) = compiled(&graph, made);
-                    self.keep(&graph, made, compiled_in, key);
+                match made {
+                    Ok(made) => {
+                        let (made, compiled_in, key) = compiled(&graph, made);
+                        self.keep(&graph, made, compiled_in, key);
+                    }
+                    Err(error) => drop(self.failed.insert(graph.fingerprint(), error)),
                 }
             }
             Err(mpsc::RecvError) => self.ahead = None,
@@ -221,6 +229,10 @@ impl GraphCache {
         if let Some(made) = self.compiled.get(&fingerprint) {
             return Ok(made.clone());
         }
+        // A compiler that took an hour to fail would take another one.
+        if let Some(error) = self.failed.remove(&fingerprint) {
+            return Err(error);
+        }
         let made = self
             .compiler
             .make(graph, &self.origin, self.latest.get(&graph.name))?;
@@ -236,6 +248,10 @@ impl GraphCache {
         jobs: usize,
         ready: &mut dyn FnMut(&CompiledGraph),
     ) -> Result<Vec<Arc<CompiledGraph>>, Error> {
+        let failed = |graph: &Graph| self.failed.remove(&graph.fingerprint());
+        if let Some(error) = graphs.iter().find_map(failed) {
+            return Err(error);
+        }
         let mut seen = HashSet::new();
         let new = |graph: &&Graph| {
             let fingerprint = graph.fingerprint();

@@ -95,7 +95,12 @@ pub enum Error {
     NotACheckpoint { dir: PathBuf },
 
     #[error("rank {rank} could not write its part of the checkpoint: {error}")]
-    Part { rank: usize, error: String },
+    Part {
+        rank: usize,
+        error: String,
+        /// The same would happen again.
+        is_lasting: bool,
+    },
 
     #[error("{}: written in checkpoint format {found}, this xtrain reads {supported}; use the version that wrote it", path.display())]
     Version {
@@ -127,21 +132,39 @@ impl Error {
         self.to_string().replace("--output_dir", flag)
     }
 
+    /// Whether the same would happen again however often it is tried: files are damaged or do not
+    /// fit, or there is no room. Other trouble with a file system may pass.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Error::Io { source, .. } => is_full(source) || is_refused(source),
+            Error::Part { is_lasting, .. } => *is_lasting,
+            _ => true,
+        }
+    }
+
     /// Whether the disk or a quota was full.
     pub fn is_disk_full(&self) -> bool {
-        matches!(self, Error::Io { source, .. } | Error::Named { source, .. } if full(source))
+        matches!(self, Error::Io { source, .. } | Error::Named { source, .. } if is_full(source))
     }
 }
 
-fn full(error: &io::Error) -> bool {
+/// Whether an error says that the disk, a quota or a limit of files is full.
+pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     )
 }
 
+fn is_refused(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+    )
+}
+
 fn io_hint(error: &io::Error) -> &'static str {
-    if full(error) {
+    if is_full(error) {
         " (what was there before is untouched; free some space or choose another --output_dir)"
     } else {
         ""

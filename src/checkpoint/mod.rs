@@ -22,7 +22,7 @@ mod torch;
 pub mod weights;
 
 pub use crate::report::files;
-pub use error::{Error, Mismatch, Result};
+pub use error::{Error, Mismatch, Result, is_full};
 pub use keep::prune;
 pub use pace::Pace;
 pub use shards::written_order;

@@ -365,6 +365,7 @@ impl PeerWriters for Beside<'_> {
             return Err(Error::Part {
                 rank: 1,
                 error: "disk full".into(),
+                is_lasting: true,
             });
         }
         Ok(vec![optimizer::write_part(

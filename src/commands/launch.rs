@@ -12,8 +12,11 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
         Ok(Verdict::Done) => Ok(Outcome::Done),
         Ok(Verdict::Interrupted(signal)) => Ok(Outcome::Interrupted { signal }),
         Ok(Verdict::Quit) => Ok(Outcome::Quit),
-        Ok(Verdict::Failed(cause)) => {
+        Ok(Verdict::Failed { cause, is_lasting }) => {
             let hint = match settings.max_restarts {
+                _ if is_lasting => {
+                    "a restart would end the same way; once that is mended, the same command with --resume_from_checkpoint resumes from the last checkpoint"
+                }
                 0 => {
                     "with --max_restarts N it would be started again from its last checkpoint; --resume_from_checkpoint resumes by hand"
                 }

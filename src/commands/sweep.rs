@@ -9,25 +9,29 @@ use crate::checkpoint::named::write_named_bytes;
 use crate::checkpoint::{atomic, files};
 use crate::config::{SweepPlan, SweptRun};
 use crate::engine::failed;
-use crate::launch::own_process;
+use crate::launch::{Supervised, own_process};
+use crate::report::ending::ending_signals;
+use crate::report::memory;
 use crate::report::page::{self, Report};
 use crate::report::runs::checkpoints::newest_checkpoint;
 use crate::report::runs::read;
 use crate::report::table::Table;
-use crate::report::units::duration;
+use crate::report::units::{bytes, duration};
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// What is done, in the sweep's directory.
 const SWEEP_FILE: &str = "sweep.json";
 /// Between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(50);
+/// A run of a small model takes about so much; of a larger one more, which its first steps show.
+const LEAST_MEMORY: u64 = 1 << 30;
 
 /// The words of each run that was made to its end, by its name.
 #[derive(Default, Serialize, Deserialize)]
@@ -36,8 +40,47 @@ struct Done(BTreeMap<String, Vec<String>>);
 /// A run's process.
 struct Running<'a> {
     run: &'a SweptRun,
-    child: Child,
+    process: Supervised,
     began: Instant,
+}
+
+impl Done {
+    /// What an earlier sweep has noted; nothing where there was none.
+    fn read(path: &Path) -> Result<Done, Error> {
+        let reading = |error: io::Error| {
+            Error::because(format!("reading {}", path.display()), error).with_hint(
+                "it lists the runs that are done: mend it, remove it to make them again, or name another --output_dir",
+            )
+        };
+        match files::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| reading(error.into())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Done::default()),
+            Err(error) => Err(reading(error)),
+        }
+    }
+}
+
+/// How many of `runs` are made at a time where `asked` was asked for: no more than the machine has
+/// cores and memory for, with a note about that.
+fn at_a_time(
+    asked: usize,
+    runs: usize,
+    cores: usize,
+    free: Option<u64>,
+) -> (usize, Option<String>) {
+    let memory = free.map_or(usize::MAX, |free| (free / LEAST_MEMORY) as usize);
+    let (wanted, most) = (asked.min(runs), cores.min(memory).max(1));
+    if wanted <= most {
+        return (wanted, None);
+    }
+    let limit = if cores <= memory {
+        format!("it has {cores} cores")
+    } else {
+        let (free, least) = (bytes(free.unwrap_or(0)), bytes(LEAST_MEMORY));
+        format!("{free} of memory are free, and a run takes {least} or more")
+    };
+    let note = format!("--jobs {asked}: this machine makes {most} at a time: {limit}");
+    (most, Some(note))
 }
 
 pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
@@ -46,11 +89,8 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
         Error::because(format!("--output_dir: cannot create {dir}"), error)
             .with_hint("name a directory that you may write to")
     })?;
-    let memory = plan.output_dir.join(SWEEP_FILE);
-    let mut done: Done = match files::read(&memory) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(failed("reading sweep.json"))?,
-        Err(_) => Done::default(),
-    };
+    let record = plan.output_dir.join(SWEEP_FILE);
+    let mut done = Done::read(&record)?;
     let is_done = |run: &&SweptRun| done.0.get(&run.name) == Some(&run.words);
     let (finished, left): (Vec<_>, Vec<_>) = plan.runs.iter().partition(is_done);
     // Results of hours are not thrown away because a flag was typed otherwise.
@@ -69,12 +109,17 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     if ended > 0 {
         eprintln!("{ended} of {all} runs are done");
     }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (jobs, note) = at_a_time(plan.jobs, left.len(), cores, memory::available());
+    if let Some(note) = note {
+        eprintln!("note: {note}");
+    }
     let mut waiting = left.into_iter();
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed("taking signals over"))?;
+    let mut signals = Signals::new(ending_signals()).map_err(failed("taking signals over"))?;
     let (mut running, mut failures): (Vec<Running>, Vec<String>) = Default::default();
     let mut interrupted = None;
     loop {
-        while interrupted.is_none() && running.len() < plan.jobs {
+        while interrupted.is_none() && running.len() < jobs {
             let Some(run) = waiting.next() else { break };
             // What an earlier sweep made of the name by other words is done with.
             let is_other = done.0.remove(&run.name).is_some();
@@ -85,20 +130,18 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
         }
         for signal in signals.pending() {
             // The first one lets runs save a checkpoint.
-            let passed_on = if interrupted.is_none() {
-                SIGTERM
-            } else {
-                libc::SIGKILL
-            };
-            for process in &running {
-                // SAFETY: the child has not been waited for, so its number is still its own.
-                unsafe { libc::kill(process.child.id() as i32, passed_on) };
+            let is_first = interrupted.replace(signal).is_none();
+            for Running { process, .. } in &running {
+                if is_first {
+                    process.ask(SIGTERM);
+                } else {
+                    process.kill();
+                }
             }
-            interrupted = Some(signal);
         }
         let mut still = Vec::new();
         for mut process in running {
-            let status = process.child.try_wait();
+            let status = process.process.try_end();
             let Some(status) = status.map_err(failed("waiting for a run"))? else {
                 still.push(process);
                 continue;
@@ -107,7 +150,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
             if status.success() {
                 done.0.insert(name.clone(), process.run.words.clone());
                 let text = serde_json::to_vec_pretty(&done).map_err(failed("writing JSON"))?;
-                atomic::write_bytes(&memory, &text).map_err(failed("writing sweep.json"))?;
+                atomic::write_bytes(&record, &text).map_err(failed("writing sweep.json"))?;
                 ended += 1;
                 let result = result(&plan.output_dir.join(name));
                 let took = duration(process.began.elapsed());
@@ -164,7 +207,7 @@ fn start<'a>(dir: &Path, run: &'a SweptRun, is_other: bool) -> Result<Running<'a
         .stderr(out);
     Ok(Running {
         run,
-        child: command.spawn().map_err(starting)?,
+        process: Supervised::start(command).map_err(starting)?,
         began: Instant::now(),
     })
 }
@@ -217,4 +260,24 @@ fn report(plan: &SweepPlan, done: &Done) -> Result<(), Error> {
     write_named_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
     eprintln!("report in {}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_at_a_time_are_bounded_by_the_machine() {
+        let gib = |n: u64| Some(n << 30);
+        assert_eq!(at_a_time(1, 9, 1, gib(0)), (1, None));
+        assert_eq!(at_a_time(1_000_000, 3, 8, gib(64)), (3, None));
+        assert_eq!(at_a_time(4, 9, 8, None), (4, None));
+        let (most, note) = at_a_time(1_000_000, 10_000, 8, gib(64));
+        let text = "--jobs 1000000: this machine makes 8 at a time: it has 8 cores";
+        assert_eq!((most, note.as_deref()), (8, Some(text)));
+        let (most, note) = at_a_time(16, 10_000, 128, gib(3));
+        let limit = "3.0 GiB of memory are free, and a run takes 1.0 GiB or more";
+        assert_eq!(most, 3);
+        assert!(note.unwrap().ends_with(limit));
+    }
 }

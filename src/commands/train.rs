@@ -22,7 +22,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     // The signals stay taken over during the last evaluation, so that has to look at them too.
     let trains = plan.do_train && !*plan.train.flags.dry_run;
     let interrupt = trains.then(Interrupt::install).transpose();
-    let interrupt = interrupt.map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let interrupt = interrupt.map_err(failed("taking over the signals that end a run"))?;
     let dir = trains.then(|| plan.train.output_dir.clone());
     let (reports, member) = (plan.report, &plan.device.settings.member);
     let is_first = member.as_ref().is_none_or(|member| member.rank == 0);

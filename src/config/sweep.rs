@@ -8,10 +8,16 @@ use super::lookup;
 use super::plan::{SweepPlan, SweptRun};
 use super::rules;
 use super::scaling::parse;
+use crate::checkpoint::hash::sha256;
 use crate::trainer::settings::Resume;
+use std::collections::HashSet;
 
 /// More runs than anybody meant.
 const MOST_RUNS: usize = 10_000;
+/// In bytes; what is written beside a run has longer names.
+const LONGEST_NAME: usize = 200;
+/// Of a digest in a name.
+const DIGITS: usize = 12;
 
 /// Reads the grid and the command.
 ///
@@ -86,7 +92,8 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
             return refuse(format!("--grid {name}: {why}"), "leave it out of the grid");
         }
     }
-    let size: usize = flags.grid.iter().map(|grid| grid.values.len()).product();
+    let sizes = flags.grid.iter().map(|grid| grid.values.len());
+    let size = sizes.fold(1, usize::saturating_mul);
     if size > MOST_RUNS {
         return refuse(
             format!("the grid has {size} combinations"),
@@ -108,7 +115,7 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     }
     let run = |chosen: Vec<(&str, &str)>| -> Result<SweptRun, UsageError> {
         let pairs = chosen.iter().map(|(flag, value)| format!("{flag}={value}"));
-        let name = pairs.collect::<Vec<_>>().join(",").replace('/', "_");
+        let name = directory_of(&pairs.collect::<Vec<_>>().join(","));
         let more = chosen
             .iter()
             .map(|(flag, value)| format!("--{flag}={value}"));
@@ -137,6 +144,13 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
         }
     }
     UsageError::all(mistakes)?;
+    let mut names = HashSet::new();
+    if let Some(run) = runs.iter().find(|run| !names.insert(&run.name)) {
+        return refuse(
+            format!("two runs of the grid would write to {}", run.name),
+            "change one of the values",
+        );
+    }
     Ok(SweepPlan {
         runs,
         output_dir,
@@ -144,6 +158,57 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     })
 }
 
+/// The directory of a run: its combination, where that is a name that no other combination has. Names
+/// of files have 255 bytes at most, and a log's is longer than its run's. A digest tells apart what
+/// differs in what a name cannot have.
+fn directory_of(combination: &str) -> String {
+    let mut name: String = combination
+        .chars()
+        .map(|c| if c == '/' || c.is_control() { '_' } else { c })
+        .collect();
+    // A log is named after its run.
+    if name == combination && name.len() <= LONGEST_NAME && !name.ends_with(".log") {
+        return name;
+    }
+    let digest = sha256(combination.as_bytes());
+    name.truncate(name.floor_char_boundary(LONGEST_NAME - 1 - DIGITS));
+    format!("{name}-{}", &digest[..DIGITS])
+}
+
 fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
     Err(UsageError::illegal(problem, fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_combination_has_a_directory_of_its_own() {
+        let plain = "learning_rate=1e-4,weight_decay=0.1";
+        assert_eq!(directory_of(plain), plain);
+        let long = "x".repeat(300);
+        let others = [
+            "run_name=a/b".to_string(),
+            "run_name=a_b".into(),
+            "run_name=a\nb".into(),
+            "run_name=a".into(),
+            "run_name=a.log".into(),
+            format!("run_name={long}1"),
+            format!("run_name={long}2"),
+            format!("run_name={}1", "\u{1F600}".repeat(99)),
+            format!("run_name={}2", "\u{1F600}".repeat(99)),
+        ];
+        let names: HashSet<String> = others.iter().map(|name| directory_of(name)).collect();
+        assert_eq!(names.len(), others.len(), "{names:?}");
+        for name in &names {
+            assert!(name.len() <= LONGEST_NAME, "{name}");
+            assert!(!name.contains(['/', '\n']), "{name}");
+            let log = format!("{name}.log");
+            assert!(
+                !names.contains(&log),
+                "{log} is a run's log and another run"
+            );
+        }
+    }
 }

@@ -29,6 +29,8 @@ pub enum Ended {
 pub enum Cause {
     /// A mistake in what it was asked for: it would happen again.
     Usage,
+    /// Something that a restart cannot mend: a damaged checkpoint, a full disk.
+    Lasting,
     /// Something that happened in it.
     Own,
     /// Other processes, or the way to them.
@@ -50,6 +52,28 @@ impl Cause {
     }
 }
 
+/// A rank's heartbeat.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// The step of the newest checkpoint that this rank knows of.
+    pub saved: Option<u64>,
+    /// It writes a checkpoint or a model.
+    pub is_saving: bool,
+    /// It compiles a graph.
+    pub is_compiling: bool,
+}
+
+/// What keeps the other ranks of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Others {
+    /// One of them saves or compiles: what they are to put into the store may take long.
+    pub are_busy: bool,
+    /// A wait for the devices may take long although none hangs: another rank compiles, or rank 0
+    /// saves. Rank 0 itself has no such excuse, and another rank's saving is none: all ranks are in a
+    /// save together, and if a device hangs there, rank 0's wait must show it.
+    pub delay_devices: bool,
+}
+
 /// The step that all ranks stop after, and the signal that they do so for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastStep {
@@ -68,10 +92,23 @@ pub enum Order {
         note: Option<String>,
     },
     /// End what runs of this generation.
-    Stop {
-        generation: u64,
+    Stop { generation: u64 },
+    /// The job is over; a line about that for the log.
+    End {
+        verdict: Verdict,
+        note: Option<String>,
     },
-    End(Verdict),
+}
+
+/// What a node's launcher has seen since its last report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    pub generation: u64,
+    pub ended: Vec<(usize, Ended)>,
+    /// None of its ranks runs any more.
+    pub idle: bool,
+    /// The signal that asked it to end the job.
+    pub signal: Option<i32>,
 }
 
 /// How the whole job ended.
@@ -81,7 +118,11 @@ pub enum Verdict {
     Interrupted(i32),
     /// By a second signal, without saving.
     Quit,
-    Failed(String),
+    Failed {
+        cause: String,
+        /// The same would happen again.
+        is_lasting: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,8 +169,8 @@ struct Node {
 
 #[derive(Clone, Default)]
 struct Rank {
-    beat: Option<Instant>,
-    step: u64,
+    heard: Option<Instant>,
+    beat: Beat,
     ended: Option<Ended>,
     /// The last step that it has finished since it knows that all are to stop.
     stops_at: Option<u64>,
@@ -147,26 +188,21 @@ struct Failure {
     blame: u8,
     text: String,
     /// The same would happen again.
-    is_usage: bool,
+    is_lasting: bool,
     is_node: bool,
 }
+
+/// Of a failure that follows from another one.
+const CONSEQUENCE: u8 = 3;
 
 impl Failure {
     fn new(blame: u8, text: String) -> Failure {
         Failure {
             blame,
             text,
-            is_usage: false,
+            is_lasting: false,
             is_node: false,
         }
-    }
-}
-
-/// How far a rank had come, for messages.
-fn after(step: u64) -> String {
-    match step {
-        0 => String::new(),
-        step => format!(" after step {step}"),
     }
 }
 
@@ -180,6 +216,10 @@ pub struct Job {
     failures: Vec<Failure>,
     note: Option<String>,
     stop: Option<Stop>,
+    /// The signal that asked the job to end: it is not started again.
+    signal: Option<i32>,
+    /// The step of the newest checkpoint of the job.
+    saved: Option<u64>,
 }
 
 impl Job {
@@ -201,6 +241,8 @@ impl Job {
             failures: Vec::new(),
             note: None,
             stop: None,
+            signal: None,
+            saved: None,
         }
     }
 
@@ -231,7 +273,7 @@ impl Job {
                 self.generation
             ));
         }
-        self.ranks[rank].beat = Some(now);
+        self.ranks[rank].heard = Some(now);
         Ok(())
     }
 
@@ -270,14 +312,29 @@ impl Job {
     }
 
     /// A rank is alive. Why the job has to end, if it has to.
-    pub fn beat(&mut self, rank: usize, step: u64, now: Instant) -> Option<String> {
+    pub fn beat(&mut self, rank: usize, beat: Beat, now: Instant) -> Option<String> {
         let place = &mut self.ranks[rank];
-        (place.beat, place.step) = (Some(now), step);
+        (place.heard, place.beat) = (Some(now), beat);
+        // Its step may be that of the checkpoint that the job was started from.
+        self.saved = self.saved.max(beat.saved);
         self.tick(now);
         match &self.phase {
-            Phase::Over(Verdict::Failed(reason)) => Some(reason.clone()),
+            Phase::Over(Verdict::Failed { cause, .. }) => Some(cause.clone()),
             _ => None,
         }
+    }
+
+    /// What keeps the ranks other than this one.
+    pub fn others(&self, rank: usize) -> Others {
+        let ranks = self.ranks.iter().enumerate();
+        let mut others = Others::default();
+        for (other, place) in ranks.filter(|(other, place)| *other != rank && place.ended.is_none())
+        {
+            let beat = place.beat;
+            others.are_busy |= beat.is_saving || beat.is_compiling;
+            others.delay_devices |= beat.is_compiling || (other == 0 && beat.is_saving);
+        }
+        others
     }
 
     /// Whether a signal asks all ranks to stop.
@@ -289,6 +346,7 @@ impl Job {
     /// that all stop after, once each of them has come here: none has passed it, because from its
     /// first call on a rank calls after every step.
     pub fn agree(&mut self, rank: usize, step: u64, signal: Option<i32>) -> Option<LastStep> {
+        self.signal = self.signal.or(signal);
         if self.stop.is_none() {
             let step = None;
             self.stop = signal.map(|signal| Stop { signal, step });
@@ -308,7 +366,7 @@ impl Job {
     pub fn missing(&self) -> Vec<usize> {
         let ranks = self.ranks.iter().enumerate();
         ranks
-            .filter(|(_, rank)| rank.beat.is_none() && rank.ended.is_none())
+            .filter(|(_, rank)| rank.heard.is_none() && rank.ended.is_none())
             .map(|(number, _)| number)
             .collect()
     }
@@ -320,21 +378,18 @@ impl Job {
     }
 
     /// What a node's launcher has seen since it last reported; what it is to do now.
-    pub fn report(
-        &mut self,
-        node: usize,
-        generation: u64,
-        ended: Vec<(usize, Ended)>,
-        idle: bool,
-        now: Instant,
-    ) -> Order {
+    pub fn report(&mut self, node: usize, report: Report, now: Instant) -> Order {
         let place = &mut self.nodes[node];
         place.heard = Some(now);
-        place.idle = idle;
-        if generation == self.generation {
-            for (rank, ended) in ended {
+        place.idle = report.idle;
+        self.signal = self.signal.or(report.signal);
+        if report.generation == self.generation {
+            for (rank, ended) in report.ended {
                 self.end_of(rank, ended, now);
             }
+        }
+        if let (Phase::Gathering, Some(signal)) = (&self.phase, self.signal) {
+            self.phase = Phase::Over(Verdict::Interrupted(signal));
         }
         self.tick(now);
         let order = match &self.phase {
@@ -346,9 +401,12 @@ impl Job {
             Phase::Stopping => Order::Stop {
                 generation: self.generation,
             },
-            Phase::Over(verdict) => Order::End(verdict.clone()),
+            Phase::Over(verdict) => Order::End {
+                verdict: verdict.clone(),
+                note: self.note.clone(),
+            },
         };
-        self.nodes[node].has_verdict = matches!(order, Order::End(_));
+        self.nodes[node].has_verdict = matches!(order, Order::End { .. });
         order
     }
 
@@ -373,7 +431,7 @@ impl Job {
             return;
         };
         let first = place.ended.replace(ended.clone());
-        let step = place.step;
+        let agreed = place.stops_at.is_some();
         // The rank's own message comes before what its launcher sees of its end, and a report may
         // come twice.
         if matches!(first, Some(Ended::Failed { .. } | Ended::Killed(_)))
@@ -381,12 +439,18 @@ impl Job {
         {
             return;
         }
-        let at = after(step);
         match ended {
-            Ended::Well | Ended::Interrupted(_) => {}
+            Ended::Well => {}
+            Ended::Interrupted(signal) => {
+                self.signal = self.signal.or(Some(signal));
+                // It left before all agreed on a step, so the others wait for it in vain.
+                if !agreed {
+                    self.settle(now);
+                }
+            }
             Ended::Killed(signal) => {
                 let text = format!(
-                    "{} was killed by signal {signal}{}{at}",
+                    "{} was killed by signal {signal}{}",
                     self.name(rank),
                     signal_name(signal)
                 );
@@ -398,20 +462,20 @@ impl Job {
                 message,
             } => {
                 let text = if message.is_empty() {
-                    format!("{} ended with exit code {code}{at}", self.name(rank))
+                    format!("{} ended with exit code {code}", self.name(rank))
                 } else {
-                    format!("{} failed{at}: {message}", self.name(rank))
+                    format!("{} failed: {message}", self.name(rank))
                 };
-                let blame = if cause == Cause::Peers { 3 } else { 2 };
-                let is_usage = cause == Cause::Usage;
-                let failure = Failure::new(blame, text);
-                self.fail(
-                    Failure {
-                        is_usage,
-                        ..failure
-                    },
-                    now,
-                );
+                let blame = if cause == Cause::Peers {
+                    CONSEQUENCE
+                } else {
+                    2
+                };
+                let failure = Failure {
+                    is_lasting: matches!(cause, Cause::Usage | Cause::Lasting),
+                    ..Failure::new(blame, text)
+                };
+                self.fail(failure, now);
             }
         }
     }
@@ -425,6 +489,10 @@ impl Job {
 
     fn fail(&mut self, failure: Failure, now: Instant) {
         self.failures.push(failure);
+        self.settle(now);
+    }
+
+    fn settle(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Gathering | Phase::Running { .. }) {
             self.phase = Phase::Settling { since: now };
         }
@@ -439,7 +507,7 @@ impl Job {
                 // Whoever fell silent at the same time is found out now.
                 self.watch_silence(now);
                 self.phase = match self.settings.nodes {
-                    0 => Phase::Over(Verdict::Failed(self.cause())),
+                    0 => Phase::Over(self.verdict()),
                     _ => Phase::Stopping,
                 };
                 // Launchers report again whether anything still runs.
@@ -458,9 +526,10 @@ impl Job {
                 .filter(|&n| self.nodes[n].heard.is_none())
                 .collect();
             let (missing, seconds) = (listed("node", &missing), self.settings.join.as_secs());
-            self.phase = Phase::Over(Verdict::Failed(format!(
-                "{missing} did not join within {seconds} s"
-            )));
+            self.phase = Phase::Over(Verdict::Failed {
+                cause: format!("{missing} did not join within {seconds} s"),
+                is_lasting: false,
+            });
         }
     }
 
@@ -483,6 +552,7 @@ impl Job {
                 Some(Ended::Interrupted(signal)) => Some(signal),
                 _ => None,
             });
+            self.note = None;
             self.phase = Phase::Over(signal.map_or(Verdict::Done, Verdict::Interrupted));
         }
     }
@@ -504,10 +574,9 @@ impl Job {
             }
         }
         for (index, rank) in self.ranks.iter().enumerate() {
-            if rank.ended.is_none() && silent(rank.beat) {
-                let at = after(rank.step);
+            if rank.ended.is_none() && silent(rank.heard) {
                 let text = format!(
-                    "no heartbeat from {} for {} s{at}; it appears hung",
+                    "no heartbeat from {} for {} s; it appears hung",
                     self.name(index),
                     limit.as_secs()
                 );
@@ -521,10 +590,26 @@ impl Job {
         }
     }
 
-    /// The failure that the others follow from.
-    fn cause(&self) -> String {
+    /// How a job ends that is not started again: by the failure that the others follow from, unless a
+    /// signal asked for the end and nothing else is wrong.
+    fn verdict(&self) -> Verdict {
         let first = self.failures.iter().min_by_key(|failure| failure.blame);
-        first.map_or_else(String::new, |failure| failure.text.clone())
+        match (first, self.signal) {
+            (Some(failure), None) => self.failed(failure),
+            (Some(failure), Some(_)) if failure.blame < CONSEQUENCE => self.failed(failure),
+            (_, Some(signal)) => Verdict::Interrupted(signal),
+            (None, None) => Verdict::Done,
+        }
+    }
+
+    fn failed(&self, failure: &Failure) -> Verdict {
+        let saved = self
+            .saved
+            .map(|step| format!("; the last saved step is {step}"));
+        Verdict::Failed {
+            cause: format!("{}{}", failure.text, saved.unwrap_or_default()),
+            is_lasting: self.failures.iter().any(|failure| failure.is_lasting),
+        }
     }
 
     fn stop(&mut self, now: Instant) {
@@ -533,20 +618,38 @@ impl Job {
         if !self.nodes.iter().all(|node| node.idle || lost(node)) {
             return;
         }
-        let cause = self.cause();
         let hopeless = self
             .failures
             .iter()
-            .any(|failure| failure.is_usage || failure.is_node)
+            .any(|failure| failure.is_lasting || failure.is_node)
             || self.nodes.iter().any(lost);
+        let verdict = self.verdict();
+        if !matches!(verdict, Verdict::Failed { .. }) {
+            self.note = None;
+            self.phase = Phase::Over(verdict);
+            return;
+        }
+        let first = self.failures.iter().min_by_key(|failure| failure.blame);
+        let cause = first.map_or("", |failure| &failure.text);
         if hopeless || self.generation >= self.settings.max_restarts {
-            self.phase = Phase::Over(Verdict::Failed(cause));
+            self.note = None;
+            self.phase = Phase::Over(verdict);
+            return;
+        }
+        if let Some(signal) = self.signal {
+            self.note = Some(format!(
+                "{cause}; not started again, since signal {signal} asks for the end"
+            ));
+            self.phase = Phase::Over(Verdict::Interrupted(signal));
             return;
         }
         self.generation += 1;
+        let from = self.saved.map(|step| format!(" from step {step}"));
         self.note = Some(format!(
-            "{cause}; starting again, restart {} of {}",
-            self.generation, self.settings.max_restarts
+            "{cause}; starting again{}, restart {} of {}",
+            from.unwrap_or_default(),
+            self.generation,
+            self.settings.max_restarts
         ));
         self.failures.clear();
         self.stop = None;
@@ -587,247 +690,5 @@ fn signal_name(signal: i32) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn job(nodes: usize, processes: usize, max_restarts: u64) -> (Job, Instant) {
-        let now = Instant::now();
-        let (heartbeat, join) = (10 * SECOND, 60 * SECOND);
-        (
-            Job::new(
-                JobSettings {
-                    nodes,
-                    processes,
-                    max_restarts,
-                    heartbeat,
-                    join,
-                },
-                now,
-            ),
-            now,
-        )
-    }
-
-    fn run(generation: u64) -> Order {
-        Order::Run {
-            generation,
-            note: None,
-        }
-    }
-
-    fn failed(cause: Cause, code: i32, message: &str) -> Ended {
-        let message = message.into();
-        Ended::Failed {
-            cause,
-            code,
-            message,
-        }
-    }
-
-    #[test]
-    fn a_job_runs_when_all_nodes_are_there_and_ends_with_its_last_rank() {
-        let (mut job, now) = job(2, 1, 0);
-        assert_eq!(job.admit_node(0, 2, 1, "a"), Ok(()));
-        assert_eq!(job.report(0, 0, vec![], true, now), Order::Wait);
-        let mut refused =
-            |node, nodes, processes| job.admit_node(node, nodes, processes, "b").unwrap_err();
-        assert!(refused(1, 3, 1).contains("--nnodes 3"));
-        assert!(refused(1, 2, 4).contains("--nproc_per_node 4"));
-        assert!(refused(0, 2, 1).contains("node_rank"));
-        // The launcher that has joined may come back.
-        assert_eq!(job.admit_node(0, 2, 1, "a"), Ok(()));
-        assert_eq!(job.report(1, 0, vec![], true, now), run(0));
-        assert!(
-            job.admit_rank(0, 4, 0, now)
-                .unwrap_err()
-                .contains("4 processes, and this one has 2")
-        );
-        assert_eq!(job.report(0, 0, vec![(0, Ended::Well)], true, now), run(0));
-        assert_eq!(
-            job.report(1, 0, vec![(1, Ended::Well)], true, now),
-            Order::End(Verdict::Done)
-        );
-        assert!(!job.all_know_the_end(now));
-        assert_eq!(
-            job.report(0, 0, vec![], true, now),
-            Order::End(Verdict::Done)
-        );
-        assert!(job.all_know_the_end(now));
-    }
-
-    #[test]
-    fn the_killed_rank_is_blamed_though_another_is_heard_of_first() {
-        let (mut job, now) = job(1, 2, 1);
-        assert_eq!(job.report(0, 0, vec![], true, now), run(0));
-        for rank in 0..2 {
-            job.admit_rank(rank, 2, 0, now).unwrap();
-            assert_eq!(job.beat(rank, 7, now), None);
-        }
-        let consequence = "all-reduce failed on rank 0 of 2: connection closed";
-        job.leave(0, failed(Cause::Peers, 1, consequence), now);
-        assert_eq!(
-            job.report(0, 0, vec![(1, Ended::Killed(libc::SIGKILL))], false, now),
-            run(0)
-        );
-        let later = now + 2 * SECOND;
-        assert_eq!(
-            job.report(0, 0, vec![], false, later),
-            Order::Stop { generation: 0 }
-        );
-        let Order::Run {
-            generation: 1,
-            note: Some(note),
-        } = job.report(0, 0, vec![], true, later)
-        else {
-            panic!("no restart")
-        };
-        assert!(
-            note.contains("rank 1 was killed by signal 9") && note.contains("after step 7"),
-            "{note}"
-        );
-        // The second failure is the last.
-        assert!(
-            job.admit_rank(0, 2, 0, later)
-                .unwrap_err()
-                .contains("attempt 0")
-        );
-        job.report(
-            0,
-            1,
-            vec![(0, failed(Cause::Own, 1, "disk full"))],
-            false,
-            later,
-        );
-        let later = later + 2 * SECOND;
-        job.report(0, 1, vec![], false, later);
-        let end = job.report(0, 1, vec![], true, later);
-        assert_eq!(
-            end,
-            Order::End(Verdict::Failed("rank 0 failed: disk full".into()))
-        );
-    }
-
-    #[test]
-    fn silence_is_a_failure_with_a_name() {
-        let (mut job, now) = job(1, 2, 0);
-        job.report(0, 0, vec![], true, now);
-        for rank in 0..2 {
-            job.admit_rank(rank, 2, 0, now).unwrap();
-        }
-        for second in 1..14 {
-            job.beat(0, 3, now + second * SECOND);
-            job.report(0, 0, vec![], false, now + second * SECOND);
-        }
-        let Order::End(Verdict::Failed(cause)) = job.report(0, 0, vec![], true, now + 14 * SECOND)
-        else {
-            panic!("no end")
-        };
-        assert_eq!(cause, "no heartbeat from rank 1 for 10 s; it appears hung");
-    }
-
-    #[test]
-    fn a_lost_node_ends_the_job_and_a_usage_error_is_not_tried_again() {
-        let (mut first, now) = job(2, 1, 5);
-        first.report(0, 0, vec![], true, now);
-        first.report(1, 0, vec![], true, now);
-        let mut last = Order::Wait;
-        for second in 1..16 {
-            last = first.report(0, 0, vec![], true, now + second * SECOND);
-        }
-        let Order::End(Verdict::Failed(cause)) = last else {
-            panic!("{last:?}")
-        };
-        assert!(cause.starts_with("no heartbeat from node 1"), "{cause}");
-
-        let (mut second, now) = job(1, 1, 5);
-        second.report(
-            0,
-            0,
-            vec![(0, failed(Cause::of_exit_code(2), 2, "no such flag"))],
-            true,
-            now,
-        );
-        second.report(0, 0, vec![], true, now + 2 * SECOND);
-        let end = second.report(0, 0, vec![], true, now + 2 * SECOND);
-        assert_eq!(
-            end,
-            Order::End(Verdict::Failed("rank 0 failed: no such flag".into()))
-        );
-    }
-
-    #[test]
-    fn without_launchers_the_ranks_learn_it_themselves() {
-        let (mut job, now) = job(0, 2, 0);
-        job.admit_rank(0, 2, 0, now).unwrap();
-        job.admit_rank(1, 2, 0, now).unwrap();
-        assert_eq!(job.beat(0, 1, now + 11 * SECOND), None);
-        let reason = job.beat(0, 1, now + 13 * SECOND).unwrap();
-        assert!(reason.starts_with("no heartbeat from rank 1"), "{reason}");
-    }
-
-    #[test]
-    fn the_cause_is_what_a_rank_says_and_not_what_its_message_contains() {
-        for (first, second, blamed) in [
-            (Cause::Peers, Cause::Own, 1),
-            (Cause::Own, Cause::Peers, 0),
-            (
-                Cause::of_exit_code(LOST_RENDEZVOUS),
-                Cause::of_exit_code(1),
-                1,
-            ),
-        ] {
-            let (mut job, now) = job(0, 2, 0);
-            // Each sounds like the other's.
-            job.leave(0, failed(first, 1, "the rendezvous is on fire"), now);
-            job.leave(1, failed(second, 1, "disk full"), now);
-            let reason = job.beat(0, 1, now + 2 * SECOND).unwrap();
-            assert!(reason.starts_with(&format!("rank {blamed}")), "{reason}");
-        }
-    }
-
-    #[test]
-    fn ranks_stop_after_a_step_that_none_has_passed() {
-        let (mut job, now) = job(0, 3, 0);
-        assert_eq!(job.agree(0, 5, None), None);
-        assert!(!job.stop_is_asked());
-        assert_eq!(job.agree(1, 5, Some(libc::SIGTERM)), None);
-        assert!(job.stop_is_asked());
-        // Rank 0 learns of it late, rank 2 has ended: each goes on until all have said where they are.
-        assert_eq!(job.agree(1, 6, Some(libc::SIGTERM)), None);
-        job.leave(2, Ended::Well, now);
-        let last = Some(LastStep {
-            step: 9,
-            signal: libc::SIGTERM,
-        });
-        assert_eq!(job.agree(0, 8, None), last);
-        assert_eq!(job.agree(1, 7, Some(libc::SIGTERM)), last);
-        // A second signal changes nothing.
-        assert_eq!(job.agree(1, 8, Some(libc::SIGINT)), last);
-        assert_eq!(job.agree(0, 9, None), last);
-    }
-
-    #[test]
-    fn who_did_not_come_is_named() {
-        let (mut first, now) = job(4, 1, 0);
-        first.report(0, 0, vec![], true, now);
-        first.report(2, 0, vec![], true, now);
-        let end = first.report(0, 0, vec![], true, now + 61 * SECOND);
-        let text = "nodes 1 and 3 did not join within 60 s";
-        assert_eq!(end, Order::End(Verdict::Failed(text.into())));
-
-        let (mut second, now) = job(0, 30, 0);
-        second.admit_rank(4, 30, 0, now).unwrap();
-        let mut reason = None;
-        for tick in 1..64 {
-            reason = second.beat(4, 0, now + tick * SECOND).or(reason);
-        }
-        assert_eq!(
-            reason.unwrap(),
-            "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10 and 19 more did not join within 60 s"
-        );
-        assert_eq!(listed("rank", &[3]), "rank 3");
-        assert_eq!(listed("rank", &[1, 2, 5]), "ranks 1, 2 and 5");
-    }
-}
+#[path = "job_tests.rs"]
+mod tests;

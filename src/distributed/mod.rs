@@ -4,6 +4,7 @@
 //! The rendezvous carries bootstrap data only: addresses, ranks, heartbeats, failures. What
 //! training exchanges goes between the devices, by the collectives of their platform.
 
+mod backoff;
 mod channel;
 pub mod environment;
 mod error;

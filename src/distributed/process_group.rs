@@ -1,25 +1,30 @@
 //! The processes of a run as one of them sees them: its own number, the store, and the thread that
 //! tells the others that it is alive.
 
+use super::backoff::Backoff;
 use super::environment::RankInfo;
-use super::job::{Ended, JobSettings, LOST_RENDEZVOUS, LastStep};
+use super::job::{Beat, Ended, JobSettings, LOST_RENDEZVOUS, LastStep};
 use super::secret::nonce;
 use super::server::Server;
 use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
+use crate::report::ending::end_now;
 use crate::report::telemetry::host;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// For questions that are answered at once.
 const AT_ONCE: Duration = Duration::ZERO;
 
-/// For what rank 0 does meanwhile, such as writing a checkpoint. Whether it still lives, heartbeats
-/// tell.
+/// For what another rank does meanwhile. Whether it still lives, heartbeats tell; while it says that
+/// it saves or compiles, no time counts.
 const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Between two looks at what the others do.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// How long rank 0 waits at the end for the others to leave.
 const FAREWELL: Duration = Duration::from_secs(30);
@@ -37,12 +42,41 @@ pub struct Difference {
     pub first: Option<String>,
 }
 
+/// No checkpoint has this step.
+const NONE: u64 = u64::MAX;
+
+/// What a process does that others may wait for, for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Saving,
+    Compiling,
+}
+
+/// A process is at a [`Work`] until this is dropped.
+pub struct Busy {
+    group: Arc<ProcessGroup>,
+    work: Work,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.group.busy[self.work as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 pub struct ProcessGroup {
     member: RankInfo,
     /// Connections that nobody is using. A question that waits for an answer keeps its own.
     idle: Mutex<Vec<Connection>>,
-    /// Steps made, for heartbeats.
-    step: AtomicU64,
+    /// For heartbeats: the step of the newest checkpoint, [`NONE`] without one.
+    saved: AtomicU64,
+    /// How often this process is saving and compiling.
+    busy: [AtomicUsize; 2],
+    /// As heartbeats' answers say: others save or compile, and may so delay the devices.
+    others_are_busy: AtomicBool,
+    devices_are_delayed: AtomicBool,
+    /// What all ranks have reached last, whose values they have not all read yet.
+    reached: Mutex<String>,
     /// Comparisons with rank 0 made.
     comparisons: AtomicU64,
     /// A signal somewhere in the job asks for its end, as a heartbeat's answer said.
@@ -60,6 +94,11 @@ impl ProcessGroup {
         if let Some(group) = JOINED.get() {
             return Ok(group.clone());
         }
+        let group = ProcessGroup::new(member)?;
+        Ok(JOINED.get_or_init(|| group).clone())
+    }
+
+    fn new(member: &RankInfo) -> Result<Arc<ProcessGroup>> {
         let timeouts = member.timeouts;
         let hosts = member.hosts_rendezvous();
         let settings = JobSettings {
@@ -80,7 +119,11 @@ impl ProcessGroup {
         let group = Arc::new(ProcessGroup {
             member: member.clone(),
             idle,
-            step: AtomicU64::new(0),
+            saved: AtomicU64::new(NONE),
+            busy: Default::default(),
+            others_are_busy: AtomicBool::new(false),
+            devices_are_delayed: AtomicBool::new(false),
+            reached: Mutex::default(),
             comparisons: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             job,
@@ -88,7 +131,7 @@ impl ProcessGroup {
             server,
         });
         group.clone().beat()?;
-        Ok(JOINED.get_or_init(|| group).clone())
+        Ok(group)
     }
 
     /// The group that this process has joined.
@@ -114,9 +157,36 @@ impl ProcessGroup {
         self.host
     }
 
-    /// Reports the number of finished steps with the next heartbeat.
-    pub fn made_step(&self, step: u64) {
-        self.step.store(step, Ordering::Relaxed);
+    /// Says that there is a whole checkpoint of this step, which a restart would go on from.
+    pub fn saved(&self, step: u64) {
+        self.saved.store(step, Ordering::Relaxed);
+        // At once: this process may not live to its next heartbeat. If the rendezvous is lost, that one
+        // finds it out.
+        let _ = self.ask(&Request::Beat(self.state()), AT_ONCE);
+    }
+
+    /// Says that this process of a job is at such work until the result is dropped: others that wait
+    /// for it wait longer.
+    pub fn at_work(work: Work) -> Option<Busy> {
+        let group = ProcessGroup::joined()?;
+        group.busy[work as usize].fetch_add(1, Ordering::Relaxed);
+        Some(Busy { group, work })
+    }
+
+    /// Whether a wait for the devices may be long for what another rank does.
+    pub fn devices_are_delayed() -> bool {
+        let group = JOINED.get();
+        group.is_some_and(|group| group.devices_are_delayed.load(Ordering::Relaxed))
+    }
+
+    fn state(&self) -> Beat {
+        let saved = self.saved.load(Ordering::Relaxed);
+        let is_at = |work: Work| self.busy[work as usize].load(Ordering::Relaxed) > 0;
+        Beat {
+            saved: (saved != NONE).then_some(saved),
+            is_saving: is_at(Work::Saving),
+            is_compiling: is_at(Work::Compiling),
+        }
     }
 
     pub fn put(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -164,6 +234,64 @@ impl ProcessGroup {
         }
     }
 
+    /// Waits for a value that another rank puts, an hour at most: time in which another rank saves or
+    /// compiles does not count.
+    ///
+    /// # Errors
+    /// If it does not come in time, or the rendezvous is lost.
+    pub fn wait_for(&self, key: &str) -> Result<Vec<u8>> {
+        self.wait_within(key, PATIENCE, LOOK)
+    }
+
+    fn wait_within(&self, key: &str, patience: Duration, look: Duration) -> Result<Vec<u8>> {
+        let mut left = patience;
+        loop {
+            let look = look.min(left);
+            match self.get(key, look) {
+                Err(Error::Timeout { .. }) if self.others_are_busy.load(Ordering::Relaxed) => {}
+                Err(Error::Timeout { .. }) if left > look => left -= look,
+                Err(Error::Timeout { what, missing, .. }) => {
+                    return Err(Error::Timeout {
+                        what,
+                        seconds: patience.as_secs(),
+                        missing,
+                    });
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Whether all ranks say yes. Each of them calls it, once for each `question` about `what`, and
+    /// in the same order. Whoever asks about something else has read all values about what came
+    /// before, whose keys begin with its name: they are removed once all ranks have asked.
+    ///
+    /// # Errors
+    /// If the others cannot be asked.
+    pub fn all_agree(&self, what: &str, question: &str, own: bool) -> Result<bool> {
+        let RankInfo { rank, world, .. } = self.member;
+        let key = format!("{what}/{question}");
+        let of = |rank: usize| format!("{key}/from/{rank}");
+        if rank > 0 {
+            self.put(&of(rank), &[u8::from(own)])?;
+            return Ok(self.wait_for(&key)? == [1]);
+        }
+        let mut all = own;
+        for rank in 1..world {
+            all &= self.wait_for(&of(rank))? == [1];
+        }
+        let before = {
+            let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+            (*reached != what).then(|| std::mem::replace(&mut *reached, what.to_string()))
+        };
+        if let Some(before) = before.filter(|before| !before.is_empty()) {
+            let prefix = format!("{before}/");
+            self.ask(&Request::Forget { prefix }, AT_ONCE)?;
+        }
+        self.put(&key, &[u8::from(all)])?;
+        Ok(all)
+    }
+
     pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         match self.ask(&Request::TryGet { key: key.into() }, AT_ONCE)? {
             Reply::Value(value) => Ok(value),
@@ -174,7 +302,7 @@ impl ProcessGroup {
     /// The value that rank 0 decides on; the others wait for it.
     pub fn from_first(&self, key: &str, decide: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
         if !self.is_first() {
-            return self.get(key, PATIENCE);
+            return self.wait_for(key);
         }
         let value = decide();
         self.put(key, &value)?;
@@ -238,13 +366,10 @@ impl ProcessGroup {
     /// Asks on a connection that nobody uses. A connection that was reset may come back within the
     /// heartbeat's patience: every request may be sent twice.
     fn ask(&self, request: &Request, wait: Duration) -> Result<Reply> {
-        let idle = || {
-            self.idle
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
-        };
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = self.member.timeouts.heartbeat;
         let mut lost: Option<Instant> = None;
+        let mut backoff = Backoff::new();
         loop {
             let free = idle().pop();
             let mut connection = match free {
@@ -257,7 +382,10 @@ impl ProcessGroup {
                     return Ok(reply);
                 }
                 Err(Error::Lost { .. })
-                    if lost.get_or_insert_with(Instant::now).elapsed() < patience => {}
+                    if lost.get_or_insert_with(Instant::now).elapsed() < patience =>
+                {
+                    std::thread::sleep(backoff.next());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -277,16 +405,15 @@ impl ProcessGroup {
         let mut connection = connect(&self.member, timeouts.join)?;
         let pause = (timeouts.heartbeat / 4).min(Duration::from_secs(1));
         let (rank, launched) = (self.member.rank, self.member.is_launched());
-        let quit = move |code: i32, reason: String| {
-            eprintln!("error: {reason}");
-            std::process::exit(code);
-        };
+        // Other threads may be inside of collectives.
+        let quit =
+            |code: i32, reason: String| -> ! { end_now(code, &format!("error: {reason}\n")) };
         let lost = if launched { LOST_RENDEZVOUS } else { 1 };
         let (sender, first_beat) = std::sync::mpsc::channel();
         let body = move || {
+            let mut backoff = Backoff::new();
             loop {
-                let step = self.step.load(Ordering::Relaxed);
-                let answer = connection.ask(&Request::Beat { step }, AT_ONCE);
+                let answer = connection.ask(&Request::Beat(self.state()), AT_ONCE);
                 // Only the first one is waited for.
                 let _ = sender.send(());
                 match answer {
@@ -295,12 +422,17 @@ impl ProcessGroup {
                         ..
                     }) if !launched => quit(1, format!("the job was stopped: {reason}")),
                     Ok(reply) => {
-                        if let Reply::Alive { stop: true, .. } = reply {
-                            self.stop.store(true, Ordering::Relaxed);
+                        if let Reply::Alive { stop, others, .. } = reply {
+                            self.stop.fetch_or(stop, Ordering::Relaxed);
+                            let set = |of: &AtomicBool, is| of.store(is, Ordering::Relaxed);
+                            set(&self.others_are_busy, others.are_busy);
+                            set(&self.devices_are_delayed, others.delay_devices);
                         }
+                        backoff = Backoff::new();
                         std::thread::sleep(pause);
                     }
                     Err(_) => {
+                        std::thread::sleep(backoff.next());
                         let again = connect(&self.member, timeouts.heartbeat);
                         match again.and_then(|again| again.leading_to(&self.job)) {
                             Ok(again) => connection = again,
@@ -355,4 +487,93 @@ fn connect(member: &RankInfo, patience: Duration) -> Result<Connection> {
         generation: member.generation,
     };
     Connection::open(&member.endpoint, &member.secret, &role, patience)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::environment::Timeouts;
+    use super::super::secret::Secret;
+    use super::*;
+
+    /// A rendezvous with a store of so many values, and the groups of its ranks.
+    fn groups(world: usize, room: usize) -> Vec<Arc<ProcessGroup>> {
+        let (secret, timeouts) = (Secret::generate(), Timeouts::default());
+        let settings = JobSettings {
+            nodes: 0,
+            processes: world,
+            max_restarts: 0,
+            heartbeat: timeouts.heartbeat,
+            join: timeouts.join,
+        };
+        let server = Server::with_room("127.0.0.1:0", secret.clone(), settings, room).unwrap();
+        let member = |rank| RankInfo {
+            rank,
+            world,
+            local_rank: rank,
+            local_world: world,
+            endpoint: server.address().to_string(),
+            secret: secret.clone(),
+            launched: Some(0),
+            generation: 0,
+            timeouts,
+        };
+        (0..world)
+            .map(|rank| ProcessGroup::new(&member(rank)).unwrap())
+            .collect()
+    }
+
+    /// A checkpoint takes several values of each rank; a job makes any number of checkpoints.
+    #[test]
+    fn the_store_does_not_fill_with_what_all_have_read() {
+        const WORLD: usize = 4;
+        let checkpoints = |group: Arc<ProcessGroup>| {
+            let rank = group.rank_info().rank;
+            for step in 1..=60 {
+                let what = format!("checkpoint/{step}");
+                if rank == 0 {
+                    group.put(&format!("{what}/directory"), b"x").unwrap();
+                }
+                assert!(group.all_agree(&what, "shared", true).unwrap());
+                let agreed = group.all_agree(&what, "background", rank != 2).unwrap();
+                assert!(!agreed, "rank 2 says no");
+                group.wait_for(&format!("{what}/directory")).unwrap();
+                group.put(&format!("{what}/part/{rank}"), &[1]).unwrap();
+                for other in 0..WORLD {
+                    group.wait_for(&format!("{what}/part/{other}")).unwrap();
+                }
+            }
+        };
+        // Room for the values of the ranks themselves, and of two checkpoints.
+        let groups = groups(WORLD, WORLD + 2 * (3 + 3 * WORLD));
+        std::thread::scope(|scope| {
+            for group in groups {
+                scope.spawn(|| checkpoints(group));
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_saves_is_waited_for() {
+        let groups = groups(2, 100);
+        let milliseconds = Duration::from_millis;
+        let error = groups[1]
+            .wait_within("late", milliseconds(50), milliseconds(10))
+            .unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        groups[0].busy[Work::Saving as usize].fetch_add(1, Ordering::Relaxed);
+        // Rank 1 hears of it with its next heartbeat.
+        let until = Instant::now() + Duration::from_secs(20);
+        while !groups[1].devices_are_delayed.load(Ordering::Relaxed) {
+            assert!(Instant::now() < until);
+            std::thread::sleep(milliseconds(20));
+        }
+        let writer = groups[0].clone();
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(milliseconds(400));
+            writer.put("late", b"x").unwrap();
+        });
+        let value = groups[1].wait_within("late", milliseconds(50), milliseconds(10));
+        assert_eq!(value.unwrap(), b"x");
+        late.join().unwrap();
+    }
 }

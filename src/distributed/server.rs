@@ -1,17 +1,18 @@
 //! The rendezvous: a store of small values, and the job's state, behind a listening socket. Runs in
 //! node 0's launcher, or in rank 0 where something else started the ranks.
 
-use super::job::{Job, JobSettings};
+use super::job::{Job, JobSettings, Others};
 use super::secret::{Secret, nonce};
 use super::strangers;
 use super::wire::{self, Claim, Reply, Request, Role};
 use super::{Error, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Values that the store holds at most: addresses of a job of thousands of ranks.
+/// Values that the store holds at most: addresses of a job of thousands of ranks, and a few for each
+/// rank of what its processes agree on ([`Request::Forget`] removes those of the time before).
 const MOST_VALUES: usize = 1 << 20;
 
 pub struct Server {
@@ -23,13 +24,29 @@ struct Shared {
     secret: Secret,
     /// Tells this rendezvous from another at the same address.
     id: String,
+    /// Values that the store holds at most.
+    room: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    values: HashMap<String, Vec<u8>>,
+    values: BTreeMap<String, Vec<u8>>,
+    /// The start of the job that the values are of.
+    generation: u64,
     job: Job,
+}
+
+impl State {
+    /// After a restart nobody asks for values of the start before.
+    fn forget_earlier_starts(&mut self) {
+        if self.generation != self.job.generation() {
+            self.generation = self.job.generation();
+            let own = scoped(self.generation, "");
+            self.values
+                .retain(|key, _| key.starts_with(wire::OF_THE_JOB) || key.starts_with(&own));
+        }
+    }
 }
 
 impl Shared {
@@ -43,6 +60,16 @@ impl Shared {
 impl Server {
     /// Listens at the address that was given, and only there. Ends with the process.
     pub fn start(endpoint: &str, secret: Secret, settings: JobSettings) -> Result<Server> {
+        Server::with_room(endpoint, secret, settings, MOST_VALUES)
+    }
+
+    /// The same with a store that holds `room` values.
+    pub(super) fn with_room(
+        endpoint: &str,
+        secret: Secret,
+        settings: JobSettings,
+        room: usize,
+    ) -> Result<Server> {
         let fail = |source| Error::Listen {
             endpoint: endpoint.into(),
             source,
@@ -51,12 +78,14 @@ impl Server {
         let listener = TcpListener::bind(&addresses[..]).map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
         let state = State {
-            values: HashMap::new(),
+            values: BTreeMap::new(),
+            generation: 0,
             job: Job::new(settings, Instant::now()),
         };
         let shared = Arc::new(Shared {
             secret,
             id: nonce(),
+            room,
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -132,17 +161,12 @@ impl Shared {
                 rank, generation, ..
             } => self.answer_rank(*rank, *generation, request),
             Role::Node { node, .. } => match request {
-                Request::Report {
-                    generation,
-                    ended,
-                    idle,
-                } => Reply::Order(self.lock().job.report(
-                    *node,
-                    generation,
-                    ended,
-                    idle,
-                    Instant::now(),
-                )),
+                Request::Report(report) => {
+                    let mut state = self.lock();
+                    let order = state.job.report(*node, report, Instant::now());
+                    state.forget_earlier_starts();
+                    Reply::Order(order)
+                }
                 _ => not_for_this_side(),
             },
         }
@@ -163,17 +187,27 @@ impl Shared {
             Request::TryGet { key } => {
                 Reply::Value(self.lock().values.get(&scoped(generation, &key)).cloned())
             }
-            Request::Beat { step } => {
+            Request::Forget { prefix } => {
+                let prefix = scoped(generation, &prefix);
+                let mut state = self.lock();
+                let mut rest = state.values.split_off(&prefix);
+                rest.retain(|key, _| !key.starts_with(&prefix));
+                state.values.append(&mut rest);
+                Reply::Done
+            }
+            Request::Beat(beat) => {
                 let job = &mut self.lock().job;
                 if generation == job.generation() {
                     Reply::Alive {
-                        failure: job.beat(rank, step, Instant::now()),
+                        failure: job.beat(rank, beat, Instant::now()),
                         stop: job.stop_is_asked(),
+                        others: job.others(rank),
                     }
                 } else {
                     Reply::Alive {
                         failure: None,
                         stop: false,
+                        others: Others::default(),
                     }
                 }
             }
@@ -189,16 +223,16 @@ impl Shared {
                 }
                 Reply::Done
             }
-            Request::Report { .. } => not_for_this_side(),
+            Request::Report(_) => not_for_this_side(),
         }
     }
 
     fn put(&self, generation: u64, key: String, value: Vec<u8>, replace: bool) -> Reply {
         let mut state = self.lock();
-        if state.values.len() >= MOST_VALUES {
+        let key = scoped(generation, &key);
+        if state.values.len() >= self.room && !state.values.contains_key(&key) {
             return Reply::Error("the store is full".into());
         }
-        let key = scoped(generation, &key);
         if replace || !state.values.contains_key(&key) {
             state.values.insert(key.clone(), value);
         }

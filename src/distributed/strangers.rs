@@ -175,7 +175,7 @@ fn ready(listener: &TcpListener, strangers: &VecDeque<Stranger>) -> Vec<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::JobSettings;
+    use super::super::job::{Beat, JobSettings};
     use super::super::server::Server;
     use super::super::wire::{Connection, Reply, Request, Role};
     use super::*;
@@ -219,7 +219,7 @@ mod tests {
             let endpoint = address.to_string();
             let mut connection =
                 Connection::open(&endpoint, &secret, &rank(number), patience).unwrap();
-            let reply = connection.ask(&Request::Beat { step: 1 }, Duration::ZERO);
+            let reply = connection.ask(&Request::Beat(Beat::default()), Duration::ZERO);
             assert!(
                 matches!(reply, Ok(Reply::Alive { failure: None, .. })),
                 "{reply:?}"

@@ -1,8 +1,9 @@
 //! What goes over a connection to the rendezvous: requests and their replies, each authenticated
 //! (`channel`), after a handshake in which both sides show that they know the secret.
 
+use super::backoff::Backoff;
 use super::channel::{Channel, Side, plain_frame, receive_plain, send_plain};
-use super::job::{Ended, LastStep, Order};
+use super::job::{Beat, Ended, LastStep, Order, Others, Report};
 use super::secret::{Secret, nonce};
 use super::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) const OF_THE_JOB: &str = "job/";
 
 /// Raise it when the messages change: processes of different versions do not train together.
-const PROTOCOL: u32 = 3;
+const PROTOCOL: u32 = 4;
 
 /// A claim names a role and a proof; the other messages of a handshake are shorter.
 pub(super) const LARGEST_CLAIM: usize = 1 << 12;
@@ -26,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// not keep a descriptor; a rank that was only quiet comes back.
 const IDLE: Duration = Duration::from_secs(600);
 
-/// Between two tries to connect.
-const RETRY: Duration = Duration::from_millis(100);
+/// A try to connect has this long, however little time is left.
+const SHORTEST_TRY: Duration = Duration::from_millis(100);
 
 /// Who connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,10 +66,11 @@ pub enum Request {
     TryGet {
         key: String,
     },
-    /// A heartbeat, with the number of finished steps.
-    Beat {
-        step: u64,
+    /// Removes the values whose keys begin so, of this start of the job: every rank has read them.
+    Forget {
+        prefix: String,
     },
+    Beat(Beat),
     /// A rank was asked to stop, by a signal or by [`Reply::Alive`], and has finished this step.
     Agree {
         step: u64,
@@ -78,12 +80,7 @@ pub enum Request {
     Leave {
         ended: Ended,
     },
-    /// What happened on a node since its last report, and whether none of its ranks runs any more.
-    Report {
-        generation: u64,
-        ended: Vec<(usize, Ended)>,
-        idle: bool,
-    },
+    Report(Report),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -94,10 +91,12 @@ pub enum Reply {
     Late {
         missing: Vec<usize>,
     },
-    /// To a beat: why the job has to end, if it has to, and whether a signal asks for its end.
+    /// To a beat: why the job has to end, if it has to, whether a signal asks for its end, and what
+    /// keeps the other ranks.
     Alive {
         failure: Option<String>,
         stop: bool,
+        others: Others,
     },
     /// The step to stop after, once all ranks agree.
     Stop(Option<LastStep>),
@@ -224,11 +223,12 @@ impl Connection {
         patience: Duration,
     ) -> Result<Connection> {
         let began = Instant::now();
+        let mut backoff = Backoff::new();
         let mut last;
         loop {
             match connect(
                 endpoint,
-                patience.saturating_sub(began.elapsed()).max(RETRY),
+                patience.saturating_sub(began.elapsed()).max(SHORTEST_TRY),
             ) {
                 Ok(stream) => match Self::introduce(stream, endpoint, secret, role) {
                     // It ended in between, or something else listens there that does not speak.
@@ -237,14 +237,15 @@ impl Connection {
                 },
                 Err(error) => last = error.to_string(),
             }
-            if began.elapsed() >= patience {
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() {
                 return Err(Error::Unreachable {
                     endpoint: endpoint.into(),
                     seconds: patience.as_secs(),
                     last,
                 });
             }
-            std::thread::sleep(RETRY);
+            std::thread::sleep(backoff.next().min(left));
         }
     }
 
@@ -395,16 +396,20 @@ pub(crate) mod tests {
             proof: nonce(),
         };
         let ended = Ended::Killed(9);
-        let report = Request::Report {
+        let report = Request::Report(Report {
             generation: 1,
             ended: vec![(3, ended.clone())],
             idle: true,
-        };
+            signal: Some(15),
+        });
         let put = Request::Put {
             key: "a".into(),
             value: vec![1, 2, 3],
         };
-        let beat = Request::Beat { step: 7 };
+        let beat = Request::Beat(Beat {
+            saved: Some(7),
+            ..Beat::default()
+        });
         let leave = Request::Leave { ended };
         [report, put, beat, leave]
             .iter()

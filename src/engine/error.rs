@@ -1,5 +1,6 @@
 //! How what was asked for ended, and why it failed.
 
+use crate::checkpoint::{self, is_full};
 use crate::config::UsageError;
 use crate::distributed::{self, job::Cause};
 use crate::trainer::interrupt::QUIT;
@@ -11,7 +12,7 @@ use std::error::Error as StdError;
 pub enum Outcome {
     /// All the work was done.
     Done,
-    /// Stopped by SIGINT or SIGTERM at the end of a step, with a checkpoint saved.
+    /// Stopped by SIGINT, SIGTERM or SIGHUP at the end of a step, with a checkpoint saved.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -22,7 +23,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for
-    /// SIGTERM, or [`QUIT`].
+    /// SIGTERM, 129 for SIGHUP, or [`QUIT`].
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Done => 0,
@@ -135,6 +136,9 @@ impl Error {
             if is_of_peers(error) {
                 return Cause::Peers;
             }
+            if is_lasting(error) {
+                return Cause::Lasting;
+            }
             link = error.source();
         }
         Cause::Own
@@ -176,6 +180,38 @@ fn is_of_peers(error: &(dyn StdError + 'static)) -> bool {
     }
 }
 
+/// Whether an error of a lower layer would come again after a restart from the last checkpoint.
+fn is_lasting(error: &(dyn StdError + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+        return is_full(error);
+    }
+    if let Some(error) = error.downcast_ref::<checkpoint::Error>() {
+        return error.is_lasting();
+    }
+    match error.downcast_ref::<trainer::Error>() {
+        Some(
+            trainer::Error::NotFinite { .. }
+            | trainer::Error::LossScaleExhausted { .. }
+            | trainer::Error::NotWorthSaving { .. }
+            | trainer::Error::BrokenWeights { .. }
+            | trainer::Error::NotTied { .. }
+            | trainer::Error::Resume { .. }
+            | trainer::Error::NoMetric { .. }
+            | trainer::Error::TooFewDevices { .. }
+            | trainer::Error::TooManyStages { .. }
+            | trainer::Error::NothingToTrain { .. }
+            | trainer::Error::Model(_),
+        ) => true,
+        Some(trainer::Error::Checkpoint(error)) => error.is_lasting(),
+        Some(trainer::Error::Cache(cache::Error::Checkpoint(error))) => error.is_lasting(),
+        Some(trainer::Error::Io { source, .. }) => is_full(source),
+        Some(trainer::Error::AlsoUnsaved { error, unsaved }) => {
+            is_lasting(&**error) || is_lasting(&**unsaved)
+        }
+        _ => false,
+    }
+}
+
 /// Turns a lower layer's error into this layer's, under one phrase of context.
 pub fn failed<E: StdError + Send + Sync + 'static>(doing: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::because(doing, error)
@@ -197,6 +233,45 @@ mod tests {
             Error::because("saving checkpoint-5: disk full", io).one_line(),
             "saving checkpoint-5: disk full"
         );
+    }
+
+    #[test]
+    fn a_restart_is_not_tried_where_it_cannot_help() {
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let path = || std::path::PathBuf::from("out/checkpoint-5");
+        let damaged = checkpoint::Error::Damaged {
+            path: path(),
+            reason: "its digest differs".into(),
+        };
+        let saving = |error| Error::because("training", trainer::Error::Checkpoint(error));
+        let part = |is_lasting| {
+            let error = "no space left".into();
+            saving(checkpoint::Error::Part {
+                rank: 1,
+                error,
+                is_lasting,
+            })
+        };
+        for (error, cause) in [
+            (saving(damaged), Cause::Lasting),
+            (
+                saving(checkpoint::Error::io("write", &path())(full())),
+                Cause::Lasting,
+            ),
+            (Error::because("writing the log", full()), Cause::Lasting),
+            (part(true), Cause::Lasting),
+            (part(false), Cause::Own),
+            (
+                saving(checkpoint::Error::io("write", &path())(
+                    std::io::ErrorKind::TimedOut.into(),
+                )),
+                Cause::Own,
+            ),
+            (Error::failed("anything else"), Cause::Own),
+            (Error::usage("a mistake", "mend it"), Cause::Usage),
+        ] {
+            assert_eq!(error.cause(), cause, "{}", error.one_line());
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkp
 use crate::config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
 use crate::data::{LabelMap, Set};
 use crate::distributed::ProcessGroup;
+use crate::distributed::process_group::Work;
 use crate::report::accounting::{self, Part};
 use crate::report::printable::quotable;
 use crate::report::progress::{Progress as Bar, Style};
@@ -24,8 +25,8 @@ use crate::report::units;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
-    EvaluateHook, HeartbeatHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel,
-    TelemetryHook, graph_listener, trainer_state,
+    EvaluateHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel, TelemetryHook,
+    graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
@@ -115,6 +116,9 @@ impl Run {
         .map_err(failed("recording the graphs"))?;
         if let Some(saved) = &resumed {
             resuming.describe(saved, model, &start.progress);
+            if let Some(group) = ProcessGroup::joined() {
+                group.saved(start.progress.step);
+            }
             parameters::load(session, model, &saved.weights)
                 .map_err(failed("loading the weights"))?;
             parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
@@ -160,7 +164,6 @@ impl Run {
             Some(peak),
         );
         let mut all = vec![boxed(log), boxed(telemetry)];
-        all.extend(ProcessGroup::joined().map(HeartbeatHook).map(boxed));
         if replicas::have_equals(settings.mesh, session.placements()) {
             all.push(boxed(ReplicaCheckHook {
                 parameters: model.parameters(),
@@ -249,7 +252,10 @@ impl Run {
                 .from_first("trained", Vec::new)
                 .map_err(failed("waiting for rank 0 to save"))?;
         }
-        let _saving = accounting::enter(Part::Saving);
+        let _saving = (
+            accounting::enter(Part::Saving),
+            ProcessGroup::at_work(Work::Saving),
+        );
         let loaded = match &state.best {
             Some(best) => load_best(best, &settings.output_dir, session, model)?,
             None => None,

@@ -14,6 +14,22 @@ pub enum Error {
     Signals(std::io::Error),
     #[error("cannot start rank {rank}: {source}")]
     Start { rank: usize, source: std::io::Error },
+    #[error("cannot wait for rank {rank}: {source}")]
+    Wait { rank: usize, source: std::io::Error },
+    #[error(
+        "rank {rank} (process {process}) was killed a minute ago and has not ended: it waits in the kernel, for a file system or a \
+         device that does not answer"
+    )]
+    Unkillable { rank: usize, process: u32 },
+    #[error(
+        "--nproc_per_node {processes}: the {free} of free memory hold {most} processes at most ({each} each)"
+    )]
+    TooMany {
+        processes: usize,
+        most: u64,
+        free: String,
+        each: String,
+    },
     #[error(transparent)]
     Distributed(#[from] crate::distributed::Error),
 }

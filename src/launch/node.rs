@@ -5,13 +5,15 @@ use super::ranks::{Ranks, Start};
 use super::{Error, Result};
 use crate::distributed;
 use crate::distributed::environment::{self, Timeouts};
-use crate::distributed::job::{JobSettings, Order, Verdict};
+use crate::distributed::job::{Ended, JobSettings, Order, Report, Verdict};
 use crate::distributed::secret::{self, Secret, nonce};
 use crate::distributed::server::Server;
 use crate::distributed::wire::{Connection, Reply, Request, Role};
 use crate::report::accounting::process_age;
+use crate::report::ending::ending_signals;
+use crate::report::memory;
 use crate::report::telemetry::now;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use crate::report::units::bytes;
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,6 +23,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// For one try to come back to the rendezvous; between two, signals are looked at.
 const TRY: Duration = Duration::from_secs(1);
+
+/// No process of a run is smaller.
+const LEAST_MEMORY: u64 = 64 << 20;
 
 /// How long node 0 waits at the end for the other nodes to fetch the verdict.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -42,6 +47,7 @@ pub struct LaunchSettings {
 
 /// Runs this node's ranks until the job is over.
 pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
+    check_room(settings.processes, memory::available())?;
     let secret = secret_of(settings)?;
     let timeouts = settings.timeouts;
     let job = JobSettings {
@@ -75,7 +81,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         session: nonce(),
     };
     let connection = Connection::open(&endpoint, &secret, &role, timeouts.join)?;
-    let signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
+    let signals = Signals::new(ending_signals()).map_err(Error::Signals)?;
     let node = Node {
         settings,
         endpoint,
@@ -89,10 +95,29 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         launched: now() - process_age().unwrap_or_default().as_secs_f64(),
     };
     let verdict = node.run();
-    if let Some(server) = server {
+    // After a second signal, or without a rendezvous, nobody is waited for.
+    let is_told = verdict
+        .as_ref()
+        .is_ok_and(|verdict| *verdict != Verdict::Quit);
+    if let Some(server) = server.filter(|_| is_told) {
         server.wait_for_nodes(FAREWELL);
     }
     verdict
+}
+
+/// Refuses a number of processes that would take the machine with them.
+fn check_room(processes: usize, free: Option<u64>) -> Result<()> {
+    let Some(free) = free else { return Ok(()) };
+    let most = (free / LEAST_MEMORY).max(1);
+    if processes as u64 <= most {
+        return Ok(());
+    }
+    Err(Error::TooMany {
+        processes,
+        most,
+        free: bytes(free),
+        each: bytes(LEAST_MEMORY),
+    })
 }
 
 fn secret_of(settings: &LaunchSettings) -> Result<Secret> {
@@ -130,15 +155,16 @@ impl Node<'_> {
         // Why the connection was lost, until it is there again.
         let mut lost = None;
         loop {
-            if let Some(verdict) = self.pass_signals_on(started.is_some()) {
-                return Ok(verdict);
+            if self.pass_signals_on() {
+                return Ok(Verdict::Quit);
             }
-            ended.extend(self.ranks.take_ended());
-            let report = Request::Report {
+            ended.extend(self.ranks.take_ended()?);
+            let report = Request::Report(Report {
                 generation,
                 ended: ended.clone(),
                 idle: self.ranks.are_idle(),
-            };
+                signal: self.signalled,
+            });
             let order = match self.ask(&report) {
                 Ok(Reply::Order(order)) => order,
                 Ok(_) => Order::Wait,
@@ -178,12 +204,18 @@ impl Node<'_> {
                         if let Some(note) = note {
                             eprintln!("launch: {note}");
                         }
-                        self.start(generation)?;
+                        match self.signalled {
+                            // It came before the ranks were there to hear of it.
+                            Some(signal) => ended = self.ended_by(signal),
+                            None => self.start(generation)?,
+                        }
                     }
                 }
-                Order::Stop { .. } => self.ranks.signal(libc::SIGKILL),
-                Order::End(verdict) => {
-                    self.ranks.signal(libc::SIGKILL);
+                Order::Stop { .. } => self.ranks.kill(),
+                Order::End { verdict, note } => {
+                    if let Some(note) = note {
+                        eprintln!("launch: {note}");
+                    }
                     return Ok(verdict);
                 }
             }
@@ -203,20 +235,24 @@ impl Node<'_> {
         connection.ask(request, Duration::ZERO)
     }
 
-    /// The first signal asks the ranks to stop and save, a second one ends everything.
-    fn pass_signals_on(&mut self, is_running: bool) -> Option<Verdict> {
+    /// The first signal asks the ranks to stop and save, and the rendezvous, which hears of it with the
+    /// next report, to start none. Whether there is a second one, which ends everything.
+    fn pass_signals_on(&mut self) -> bool {
         for signal in self.signals.pending() {
-            if self.signalled.is_some() || !is_running {
-                self.ranks.signal(libc::SIGKILL);
-                return Some(match self.signalled {
-                    Some(_) => Verdict::Quit,
-                    None => Verdict::Interrupted(signal),
-                });
+            if self.signalled.replace(signal).is_some() {
+                return true;
             }
-            self.signalled = Some(signal);
-            self.ranks.signal(signal);
+            self.ranks.ask(signal);
         }
-        None
+        false
+    }
+
+    /// Ranks that were not started, as a signal would have ended them.
+    fn ended_by(&self, signal: i32) -> Vec<(usize, Ended)> {
+        let first = self.settings.node * self.settings.processes;
+        (first..first + self.settings.processes)
+            .map(|rank| (rank, Ended::Interrupted(signal)))
+            .collect()
     }
 
     fn start(&mut self, generation: u64) -> Result<()> {
@@ -255,5 +291,23 @@ impl Node<'_> {
             })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_processes_than_memory_holds_are_refused() {
+        assert!(check_room(1_000_000, None).is_ok());
+        assert!(check_room(1, Some(0)).is_ok());
+        assert!(check_room(64, Some(4 << 30)).is_ok());
+        assert_eq!(
+            check_room(1_000_000, Some(4 << 30))
+                .unwrap_err()
+                .to_string(),
+            "--nproc_per_node 1000000: the 4.0 GiB of free memory hold 64 processes at most (64.0 MiB each)"
+        );
     }
 }

@@ -1,47 +1,37 @@
 //! The ranks of one node as processes: started, their output marked with their numbers, ended.
 
+use super::child::{Sink, Supervised, own_process};
 use super::{Error, Result};
 use crate::distributed::job::{Cause, Ended};
+use crate::report::ending::signal_of_exit_code;
 use crate::report::terminal;
-use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// This program again with these words: it reads nothing, Ctrl-C is for the process that starts it,
-/// which passes it on, and it ends when that does, however that ends.
-///
-/// # Errors
-/// The program's own file is not known.
-pub fn own_process(words: &[String]) -> std::io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(words).stdin(Stdio::null()).process_group(0);
-    // SAFETY: between fork and exec only a system call is made.
-    unsafe {
-        command.pre_exec(
-            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            },
-        )
-    };
-    Ok(command)
-}
+/// A longer line is handed on in pieces.
+const LONGEST_LINE: usize = 1 << 16;
+/// A killed process that is not gone after this long waits in the kernel, and so would another one.
+const KILLED: Duration = Duration::from_secs(60);
 
 /// One rank that runs.
 struct Running {
     rank: usize,
-    child: Child,
+    process: Supervised,
     /// The last line that began with `error:`.
     last_error: Arc<Mutex<String>>,
-    readers: Vec<JoinHandle<()>>,
 }
 
 /// The ranks of this node.
 #[derive(Default)]
 pub struct Ranks {
     running: Vec<Running>,
+    /// The signal that these ranks were sent to end with a checkpoint.
+    asked: Option<i32>,
+    /// When they were killed.
+    killed: Option<Instant>,
 }
 
 /// What a rank is started with.
@@ -58,25 +48,21 @@ impl Ranks {
         let fail = |source| Error::Start { rank, source };
         let mut command = own_process(start.words).map_err(fail)?;
         command.envs(start.environment);
+        let last_error = Arc::new(Mutex::new(String::new()));
         // The one progress display is rank 0's, where there is a terminal to draw it on.
         let draws = rank == 0 && std::io::stderr().is_terminal();
-        if !draws {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        }
-        let mut child = command.spawn().map_err(fail)?;
-        let last_error = Arc::new(Mutex::new(String::new()));
-        let mut readers = Vec::new();
-        if let Some(stdout) = child.stdout.take() {
-            readers.push(forward(rank, stdout, std::io::stdout(), last_error.clone()));
-        }
-        if let Some(stderr) = child.stderr.take() {
-            readers.push(forward(rank, stderr, std::io::stderr(), last_error.clone()));
-        }
+        let process = if draws {
+            Supervised::start(command)
+        } else {
+            let stdout = marked(rank, std::io::stdout(), last_error.clone());
+            let stderr = marked(rank, std::io::stderr(), last_error.clone());
+            Supervised::piped(command, stdout, stderr)
+        };
+        (self.asked, self.killed) = (None, None);
         self.running.push(Running {
             rank,
-            child,
+            process: process.map_err(fail)?,
             last_error,
-            readers,
         });
         Ok(())
     }
@@ -86,88 +72,151 @@ impl Ranks {
     }
 
     /// Those that have ended since the last call.
-    pub fn take_ended(&mut self) -> Vec<(usize, Ended)> {
+    ///
+    /// # Errors
+    /// One cannot be waited for, or does not end though it was killed.
+    pub fn take_ended(&mut self) -> Result<Vec<(usize, Ended)>> {
         let mut ended = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            match self.running[index].child.try_wait() {
-                Ok(Some(status)) => {
-                    let rank = self.running.swap_remove(index);
-                    rank.readers
-                        .into_iter()
-                        .for_each(|reader| drop(reader.join()));
-                    let last_error = rank
-                        .last_error
-                        .lock()
-                        .unwrap_or_else(|poisoned| poisoned.into_inner())
-                        .clone();
-                    ended.push((rank.rank, how(status, last_error)));
+            let Running { rank, process, .. } = &mut self.running[index];
+            let rank = *rank;
+            let fail = |source| Error::Wait { rank, source };
+            let Some(status) = process.try_end().map_err(fail)? else {
+                if self.killed.is_some_and(|at| at.elapsed() > KILLED) {
+                    let process = process.id();
+                    return Err(Error::Unkillable { rank, process });
                 }
-                _ => index += 1,
-            }
+                index += 1;
+                continue;
+            };
+            let running = self.running.swap_remove(index);
+            let last_error = running.last_error.lock();
+            let last_error = last_error.unwrap_or_else(PoisonError::into_inner).clone();
+            ended.push((rank, how(status, last_error, self.asked)));
         }
-        ended
+        Ok(ended)
     }
 
-    /// Passes a signal on.
-    pub fn signal(&self, signal: i32) {
-        for rank in &self.running {
-            // SAFETY: the child has not been waited for, so its number is still its own.
-            unsafe { libc::kill(rank.child.id() as i32, signal) };
-        }
+    /// Asks each rank to save and end. What it has started is left to it: a compiler that ended now
+    /// would be an error of the rank.
+    pub fn ask(&mut self, signal: i32) {
+        self.asked = Some(signal);
+        self.running
+            .iter()
+            .for_each(|rank| rank.process.ask(signal));
+    }
+
+    /// Ends all of them at once, with all that they have started.
+    pub fn kill(&mut self) {
+        self.killed.get_or_insert_with(Instant::now);
+        self.running.iter().for_each(|rank| rank.process.kill());
     }
 }
 
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for rank in &mut self.running {
-            let _ = rank.child.kill();
-            let _ = rank.child.wait();
-        }
-    }
-}
-
-fn how(status: ExitStatus, last_error: String) -> Ended {
+fn how(status: ExitStatus, last_error: String, asked: Option<i32>) -> Ended {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Well,
-        // What a rank ends with when a signal made it stop and save.
-        (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => {
-            Ended::Interrupted(code - 128)
-        }
-        (Some(code), _) => Ended::Failed {
-            cause: Cause::of_exit_code(code),
-            code,
-            message: last_error,
+        (Some(code), _) => match signal_of_exit_code(code) {
+            // What a rank ends with when a signal made it stop and save.
+            Some(signal) => Ended::Interrupted(signal),
+            None => Ended::Failed {
+                cause: Cause::of_exit_code(code),
+                code,
+                message: last_error,
+            },
         },
+        // It had not come far enough to answer the signal.
+        (None, Some(signal)) if asked == Some(signal) => Ended::Interrupted(signal),
         (None, signal) => Ended::Killed(signal.unwrap_or(0)),
     }
 }
 
 /// Copies lines, each marked and written at once, so that lines of several ranks do not mix.
-fn forward(
+fn marked(
     rank: usize,
-    from: impl Read + Send + 'static,
     mut to: impl Write + IsTerminal + Send + 'static,
     last_error: Arc<Mutex<String>>,
-) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        let mut reader = BufReader::new(from);
-        let mut line = Vec::new();
-        while reader
-            .read_until(b'\n', &mut line)
-            .is_ok_and(|read| read > 0)
-        {
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim_end_matches('\n');
-            if let Some(error) = text.strip_prefix("error: ") {
-                *last_error
-                    .lock()
-                    .unwrap_or_else(|poisoned| poisoned.into_inner()) = error.to_string();
-            }
-            // Nobody may be reading any more; the run continues.
-            let text = terminal::forwarded(text, terminal::has_colors(&to));
-            let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
-            line.clear();
+) -> Sink {
+    let mut hand_on = move |line: &[u8]| {
+        let text = String::from_utf8_lossy(line);
+        let text = text.trim_end_matches('\n');
+        if let Some(error) = text.strip_prefix("error: ") {
+            *last_error.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+        }
+        // Nobody may be reading any more; the run continues.
+        let text = terminal::forwarded(text, terminal::has_colors(&to));
+        let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
+    };
+    let mut begun = Vec::new();
+    Box::new(move |piece| {
+        begun.extend_from_slice(piece);
+        let is_end = piece.is_empty();
+        let whole = match begun.iter().rposition(|byte| *byte == b'\n') {
+            Some(last) => last + 1,
+            None if is_end || begun.len() > LONGEST_LINE => begun.len(),
+            None => return,
+        };
+        begun[..whole]
+            .split_inclusive(|byte| *byte == b'\n')
+            .for_each(&mut hand_on);
+        begun.drain(..whole);
+        if is_end && !begun.is_empty() {
+            hand_on(&begun);
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_are_marked_whatever_pieces_they_come_in() {
+        let (written, last_error) = (Written::default(), Arc::default());
+        let mut sink = marked(3, written.clone(), Arc::clone(&last_error));
+        for piece in ["on", "e\ntwo\nerr", "or: disk full\n", "rest", ""] {
+            sink(piece.as_bytes());
+        }
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(
+            text,
+            "[rank 3] one\n[rank 3] two\n[rank 3] error: disk full\n[rank 3] rest\n"
+        );
+        assert_eq!(*last_error.lock().unwrap(), "disk full");
+        // A line without an end does not grow without one.
+        let written = Written::default();
+        let mut sink = marked(3, written.clone(), last_error);
+        (0..40).for_each(|_| sink(&[b'x'; 4096]));
+        assert!(written.0.lock().unwrap().len() > 2 * LONGEST_LINE);
+    }
+
+    #[test]
+    fn an_end_by_the_signal_that_was_sent_is_no_failure() {
+        let by = |signal| ExitStatus::from_raw(signal);
+        let exit = |code: i32| ExitStatus::from_raw(code << 8);
+        let how = |status, asked| how(status, String::new(), asked);
+        let (term, hup) = (libc::SIGTERM, libc::SIGHUP);
+        assert_eq!(how(by(term), Some(term)), Ended::Interrupted(term));
+        assert_eq!(how(by(term), None), Ended::Killed(term));
+        assert_eq!(
+            how(by(libc::SIGKILL), Some(term)),
+            Ended::Killed(libc::SIGKILL)
+        );
+        assert_eq!(how(exit(128 + hup), None), Ended::Interrupted(hup));
+        assert_eq!(how(exit(0), Some(term)), Ended::Well);
+    }
 }

@@ -1,9 +1,10 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
-//! it imports nothing of ours, and everything but [`accounting`], [`files`], [`progress`], [`memory`],
+//! it imports nothing of ours, and everything but [`accounting`], [`ending`], [`files`], [`progress`], [`memory`],
 //! [`notice`], [`output`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
 
 pub mod accounting;
 pub mod csv;
+pub mod ending;
 pub mod files;
 pub mod json;
 pub mod memory;

@@ -44,7 +44,7 @@ pub enum Event {
     /// At most one a second, and the last step.
     Step(StepEvent),
     /// Where the time of the process went so far. While the process runs, one stands behind its
-    /// events and is written anew ten times a second, so a killed process leaves its last.
+    /// events and is written anew once a second, so a killed process leaves its last.
     Account(AccountEvent),
     /// A graph is there to be used.
     Graph {
@@ -164,7 +164,7 @@ pub struct DeviceMemoryUse {
 }
 
 /// Between two accounts of a running process.
-const PULSE: Duration = Duration::from_millis(100);
+const PULSE: Duration = Duration::from_secs(1);
 
 /// The file, shared by everybody in the process who has something to tell. Trouble with it is
 /// warned of once and costs the watcher, never the run.

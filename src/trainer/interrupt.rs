@@ -1,8 +1,9 @@
-//! SIGINT and SIGTERM: before the first step they end the run, which has nothing to save. After it
+//! SIGINT, SIGTERM and SIGHUP: before the first step they end the run, which has nothing to save. After it
 //! the first one asks for a clean end after the current step, and a second one quits at once.
 
 use crate::checkpoint::lock::abandon;
 use crate::distributed::{self, ProcessGroup};
+use crate::report::ending::{end_now, ending_signals};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -20,32 +21,33 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over both signals for the rest of the process.
+    /// Takes over the signals for the rest of the process.
     ///
     /// # Errors
     /// If they cannot be taken over.
     pub fn install() -> std::io::Result<Self> {
-        use signal_hook::consts::{SIGINT, SIGTERM};
         let interrupt = Interrupt {
             signal: Arc::default(),
             has_begun: Arc::default(),
             agreed: Arc::default(),
         };
         let (signal, has_begun) = (interrupt.signal.clone(), interrupt.has_begun.clone());
-        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+        let mut signals = signal_hook::iterator::Signals::new(ending_signals())?;
         let answer = move || {
             let mut received = signals.forever();
             let Some(first) = received.next() else { return };
             signal.store(first as usize, Ordering::Relaxed);
             if !has_begun.load(Ordering::Relaxed) {
-                eprintln!("stopped before training: there is nothing to save");
-                quit(128 + first);
+                quit(
+                    128 + first,
+                    "stopped before training: there is nothing to save\n",
+                );
             }
             // A step, an evaluation or a compilation may take minutes; without a word the user would
             // think that nothing happened.
             eprintln!("stopping after this step; a second signal quits at once, without saving");
             if received.next().is_some() {
-                quit(QUIT.into());
+                quit(QUIT.into(), "");
             }
         };
         let thread = std::thread::Builder::new().name("signals".into());
@@ -96,8 +98,7 @@ impl Interrupt {
 }
 
 /// Ends the process without waiting for what its other threads are at.
-fn quit(code: i32) -> ! {
+fn quit(code: i32, last_words: &str) -> ! {
     abandon();
-    // SAFETY: ends the process; `exit` would take apart what the other threads use.
-    unsafe { libc::_exit(code) }
+    end_now(code, last_words)
 }

@@ -109,6 +109,22 @@ fn every_change_of_the_graph_misses_and_is_explained() {
     }
 }
 
+/// One line for all graphs that a changed setting makes new.
+#[test]
+fn a_new_configuration_is_said_once() {
+    let place = Place::new();
+    let compile = |size: usize| {
+        let run = place.clm("compile", &format!("--do_eval --block_size {size}"));
+        run.succeeded();
+        run
+    };
+    compile(16);
+    let again = compile(8);
+    assert!(counts(&again).1 >= 2, "{}", again.stderr);
+    let lines = again.stderr.matches("(new configuration)").count();
+    assert_eq!(lines, 1, "{}", again.stderr);
+}
+
 /// Only what shapes a graph is named: the training's batch is no cause for an evaluation's.
 #[test]
 fn an_evaluation_is_not_explained_by_the_training_batch() {

@@ -93,7 +93,19 @@ unsafe extern "C" fn compile_of_hlo_alone(args: *mut usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn failing_compile(args: *mut usize) -> *mut c_void {
+    // A line for each call, where a test counts them.
+    if let Ok(file) = std::env::var("XTRAIN_TEST_COMPILES") {
+        use std::io::Write;
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+        file.write_all(b"compile\n").unwrap();
+    }
     unsafe { too_short(CLIENT_COMPILE, args) }
+}
+
+unsafe extern "C" fn hanging(_: *mut usize) -> *mut c_void {
+    loop {
+        std::thread::park();
+    }
 }
 
 unsafe extern "C" fn slow_compile(args: *mut usize) -> *mut c_void {
@@ -126,6 +138,8 @@ pub extern "C" fn GetPjrtApi() -> *const c_void {
             "other struct sizes" => put(CLIENT_CREATE, create_of_another_version as usize),
             "no compile" => put(CLIENT_COMPILE, 0),
             "slow compile" => put(CLIENT_COMPILE, slow_compile as usize),
+            "hanging compile" => put(CLIENT_COMPILE, hanging as usize),
+            "hanging client" => put(CLIENT_CREATE, hanging as usize),
             "failing compile" => put(CLIENT_COMPILE, failing_compile as usize),
             "no stablehlo" => put(CLIENT_COMPILE, compile_of_hlo_alone as usize),
             "no outputs" => put(EXECUTE, empty_execute as usize),

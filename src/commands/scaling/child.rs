@@ -1,12 +1,12 @@
 //! This program again, as a process that is waited for: what it printed, or why it failed.
 
 use crate::commands::Error;
-use crate::launch::own_process;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use crate::launch::{Sink, Supervised, own_process};
+use crate::report::ending::ending_signals;
 use signal_hook::iterator::Signals;
-use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Between two looks at a process that runs.
@@ -14,6 +14,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Lines of a failed process that are repeated.
 const LAST_LINES: usize = 8;
+
+/// Of what a process prints this much is kept, the end of it: results are its last line.
+const KEPT: usize = 4 << 20;
 
 /// Runs one process after the other, and takes the signals meanwhile.
 pub struct Children {
@@ -36,7 +39,7 @@ impl From<Error> for Stopped {
 impl Children {
     pub fn new() -> std::io::Result<Children> {
         Ok(Children {
-            signals: Signals::new([SIGINT, SIGTERM])?,
+            signals: Signals::new(ending_signals())?,
         })
     }
 
@@ -44,52 +47,54 @@ impl Children {
     /// names the run in an error.
     pub fn run(&mut self, words: &[String], place: &str) -> Result<String, Stopped> {
         let failed = |error| Error::because(format!("{place}: starting the command"), error);
-        let mut child = start(words).map_err(failed)?;
-        let stdout = reader(child.stdout.take());
-        let stderr = reader(child.stderr.take());
+        let (stdout, stderr) = (Tail::default(), Tail::default());
+        let started = own_process(words)
+            .and_then(|command| Supervised::piped(command, stdout.sink(), stderr.sink()));
+        let mut child = started.map_err(failed)?;
         let mut interrupted = None;
         let status = loop {
             for signal in self.signals.pending() {
                 // The first lets a launched job end its processes; nothing that it writes is kept.
-                let passed_on = if interrupted.is_none() {
-                    signal
+                if interrupted.replace(signal).is_none() {
+                    child.ask(signal);
                 } else {
-                    libc::SIGKILL
-                };
-                // SAFETY: the child has not been waited for, so its number is still its own.
-                unsafe { libc::kill(child.id() as i32, passed_on) };
-                interrupted = Some(signal);
+                    child.kill();
+                }
             }
-            match child.try_wait().map_err(failed)? {
+            match child.try_end().map_err(failed)? {
                 Some(status) => break status,
                 None => std::thread::sleep(PAUSE),
             }
         };
-        let join = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
-        let (stdout, stderr) = (join(stdout), join(stderr));
         match interrupted {
             Some(signal) => Err(Stopped::Interrupted(signal)),
-            None if status.success() => Ok(stdout),
-            None => Err(failure(place, words, status, &stderr).into()),
+            None if status.success() => Ok(stdout.text()),
+            None => Err(failure(place, words, status, &stderr.text()).into()),
         }
     }
 }
 
-fn start(words: &[String]) -> std::io::Result<Child> {
-    let mut command = own_process(words)?;
-    command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-}
+/// The end of what a process prints.
+#[derive(Clone, Default)]
+struct Tail(Arc<Mutex<Vec<u8>>>);
 
-fn reader(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What could be read is reported.
-        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+impl Tail {
+    fn sink(&self) -> Sink {
+        let bytes = self.0.clone();
+        Box::new(move |piece| {
+            let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            bytes.extend_from_slice(piece);
+            if bytes.len() > 2 * KEPT {
+                let surplus = bytes.len() - KEPT;
+                bytes.drain(..surplus);
+            }
+        })
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
-    })
+    }
 }
 
 fn failure(place: &str, words: &[String], status: ExitStatus, stderr: &str) -> Error {
@@ -115,4 +120,25 @@ fn failure(place: &str, words: &[String], status: ExitStatus, stderr: &str) -> E
     };
     Error::failed(format!("{place}: the command {how}{said}"))
         .with_hint(format!("run it by itself: xtrain {}", words.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_endless_output_is_kept() {
+        let tail = Tail::default();
+        let mut sink = tail.sink();
+        for _ in 0..1000 {
+            sink(&[b'x'; 1 << 16]);
+        }
+        sink(b"\nresult");
+        let text = tail.text();
+        assert!(
+            text.ends_with("\nresult") && text.len() <= 2 * KEPT,
+            "{}",
+            text.len()
+        );
+    }
 }

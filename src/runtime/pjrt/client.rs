@@ -9,6 +9,7 @@ use super::kv::{self, Callbacks, KeyValueStore};
 use super::memory::{array, string};
 use super::options::{OptionValue, named_values};
 use super::plugin::{Plugin, PluginInner};
+use super::stall_timeout::{self, Watched};
 use crate::runtime::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -143,7 +144,9 @@ impl ClientInner {
         // new and which nobody else has. It is alive in the calls on it; texts and arrays belong to
         // it and are copied at once. Its devices are kept only inside it.
         unsafe {
-            let made = plugin.inner.call(args)?;
+            let made = stall_timeout::wait(Watched::Client, plugin.inner.path(), || {
+                plugin.inner.call(args)
+            })?;
             let handle = Handle::new(made.client, plugin.clone(), PJRT_Client_Create_Args::NAME)?;
             let name: PJRT_Client_PlatformName_Args = handle.ask()?;
             let version: PJRT_Client_PlatformVersion_Args = handle.ask()?;

@@ -8,6 +8,7 @@ use super::memory::{array, bytes, string};
 use super::options::{CompileOptions, OptionValue, read_named};
 use super::plugin::implemented;
 use super::signature::Signature;
+use super::stall_timeout::{self, Watched};
 use super::topology::Topology;
 use crate::runtime::error::{Error, Result};
 use prost::Message;
@@ -60,7 +61,9 @@ impl Topology {
             // SAFETY: program and options live through the call, and plugins only read the code;
             // the client, null here, is optional. The executable is new and nobody else has it.
             let compiled = unsafe {
-                let made = self.inner.handle.call(args)?.executable;
+                let plugin = self.inner.handle.owner.inner.path();
+                let call = || self.inner.handle.call(args);
+                let made = stall_timeout::wait(Watched::Compile, plugin, call)?.executable;
                 CompiledModule::from_raw(made, self.inner.clone(), PJRT_Compile_Args::NAME)?
             };
             compiled.check_outputs(signature)?;

@@ -3,7 +3,7 @@
 use super::bindings::*;
 use super::client::ClientInner;
 use super::handle::{Handle, Owner};
-use super::stall_timeout;
+use super::stall_timeout::{self, Watched};
 use crate::runtime::error::Result;
 use std::sync::Arc;
 
@@ -39,8 +39,10 @@ impl Event {
 
     /// As [`Event::wait`]; `what` is the word for it if the wait never ends (see `stall_timeout`).
     pub(super) fn wait_for(&self, what: &'static str) -> Result<()> {
-        stall_timeout::wait(what, self.handle.owner.plugin().path(), || {
-            self.handle.ask::<PJRT_Event_Await_Args>().map(drop)
-        })
+        stall_timeout::wait(
+            Watched::Device(what),
+            self.handle.owner.plugin().path(),
+            || self.handle.ask::<PJRT_Event_Await_Args>().map(drop),
+        )
     }
 }

@@ -12,6 +12,7 @@ use super::memory::{array, string};
 use super::options::CompileOptions;
 use super::plugin::implemented;
 use super::signature::Signature;
+use super::stall_timeout::{self, Watched};
 use crate::runtime::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
@@ -93,7 +94,10 @@ impl Client {
             // SAFETY: program and options live through the call; plugins only read the code, as the
             // header's `const` program says. The executable is new and nobody else has it.
             unsafe {
-                let made = self.inner.call(args)?;
+                let made =
+                    stall_timeout::wait(Watched::Compile, self.inner.plugin().path(), || {
+                        self.inner.call(args)
+                    })?;
                 Executable::from_raw(made.executable, &self.inner, signature)
             }
         };

@@ -53,7 +53,8 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     let mut options = settings.compile_options(mesh);
     options.local.extend(tools_elsewhere(client.plugin()));
     if client.platform_name() == CUDA.device {
-        options.local.extend(keep_tuning(&cache));
+        let processes = group.as_ref().map_or(1, |group| group.rank_info().world);
+        options.local.extend(tuning(&cache, processes));
     }
     session(client, target, options, mesh, cache)
 }
@@ -100,14 +101,21 @@ fn tools_elsewhere(plugin: &Plugin) -> Option<(&'static str, OverrideValue)> {
     })
 }
 
-/// The compile option that makes XLA read and write what it measures of kernels in the cache's
-/// folder. It goes by the card, the kernel and its own version there.
-fn keep_tuning(cache: &CacheSettings) -> Option<(&'static str, OverrideValue)> {
-    let dir = cache.autotune_dir()?;
-    Some((
-        "xla_gpu_per_fusion_autotune_cache_dir",
-        OverrideValue::String(dir.display().to_string()),
-    ))
+/// The compile options about what XLA measures of kernels. It reads and writes that in the cache's
+/// folder, by the card, the kernel and its own version. Of several processes each measures for
+/// itself: XLA would divide the kernels of a module between all of them, and wait for their results,
+/// but here one process compiles what the others load, and stages compile other modules.
+fn tuning(cache: &CacheSettings, processes: usize) -> Vec<(&'static str, OverrideValue)> {
+    let dir = cache.autotune_dir().map(|dir| {
+        (
+            "xla_gpu_per_fusion_autotune_cache_dir",
+            OverrideValue::String(dir.display().to_string()),
+        )
+    });
+    let apart = ("xla_gpu_shard_autotuning", OverrideValue::Bool(false));
+    dir.into_iter()
+        .chain((processes > 1).then_some(apart))
+        .collect()
 }
 
 /// By the first card's own word, `9.0` for an H200; all cards of a process are of one kind.
@@ -168,7 +176,7 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
         cuda_tools::DATA_DIR_OPTION,
         OverrideValue::String(tools.display().to_string()),
     );
-    options.local.extend(keep_tuning(&cache));
+    options.local.extend(tuning(&cache, 1));
     let device = AotDevice {
         topology,
         target: settings.cuda_target(gpu.capability()),
@@ -182,6 +190,22 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_do_not_wait_for_each_others_tuning() {
+        let has = |processes| {
+            let cache = CacheSettings {
+                dir: None,
+                max_bytes: 0,
+                fail_on_recompile: false,
+            };
+            let options = tuning(&cache, processes);
+            let apart = ("xla_gpu_shard_autotuning", OverrideValue::Bool(false));
+            options.contains(&apart)
+        };
+        assert!(has(2) && has(64));
+        assert!(!has(1));
+    }
 
     #[test]
     fn capabilities_are_read_as_the_plugin_writes_them() {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Ranks may be as far apart as it takes one of them to write a checkpoint or compile a graph; who
-/// is gone or hangs is found out by heartbeats, long before.
-const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// is gone or hangs is found out by heartbeats and by the stall timeout, long before.
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Devices of this process.
 pub fn local_devices(group: Option<&Arc<ProcessGroup>>, mesh: Mesh) -> usize {

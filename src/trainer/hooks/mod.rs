@@ -1,9 +1,8 @@
 //! What hangs on the training loop, in the order in which it is called: logging, telemetry,
-//! heartbeats, comparing replicas, evaluating, saving.
+//! comparing replicas, evaluating, saving.
 
 pub mod best;
 mod evaluate;
-mod heartbeat;
 mod log;
 mod replicas;
 mod save;
@@ -12,7 +11,6 @@ mod streamed;
 mod telemetry;
 
 pub use evaluate::EvaluateHook;
-pub use heartbeat::HeartbeatHook;
 pub use log::LogHook;
 pub use replicas::ReplicaCheckHook;
 pub use save::{DTYPE_KEYS, SaveHook, SaveSettings, SavedModel, trainer_state};

@@ -4,7 +4,7 @@
 //! of the whole state, of which each of several processes has its share.
 
 use super::best::Best;
-use super::sharded_state::{ShardedStateWriter, all_agree, not_finite};
+use super::sharded_state::{ShardedStateWriter, not_finite, values_of};
 use super::streamed::{Streamed, Written, take_part};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::optimizer::PeerWriters;
@@ -14,6 +14,7 @@ use crate::checkpoint::{
     self, CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
 };
 use crate::distributed::ProcessGroup;
+use crate::distributed::process_group::Work;
 use crate::report::accounting::{self, Part};
 use crate::report::memory;
 use crate::trainer::error::{Error, Result};
@@ -183,6 +184,7 @@ pub struct Background {
     pace: Pace,
     /// Of the checkpoint to be.
     path: PathBuf,
+    step: u64,
     began: Instant,
     /// How long the steps waited for the copy of the state.
     copied: Duration,
@@ -283,7 +285,7 @@ impl SaveHook<'_> {
         let state: u64 = self.names().map(bytes).sum();
         let fits = memory::available().is_some_and(|free| state <= free / 2);
         match ProcessGroup::joined() {
-            Some(group) => all_agree(&group, &format!("background/{step}"), fits),
+            Some(group) => Ok(group.all_agree(&values_of(step), "background", fits)?),
             None => Ok(fits),
         }
     }
@@ -450,6 +452,7 @@ impl SaveHook<'_> {
             thread: Some(thread),
             pace,
             path: checkpoint_dir(&self.settings.output_dir, step),
+            step,
             began,
             copied: began.elapsed(),
         })
@@ -470,7 +473,12 @@ impl SaveHook<'_> {
         let Some(path) = path else {
             return Ok(());
         };
-        let Background { began, copied, .. } = background;
+        let Background {
+            began,
+            copied,
+            step,
+            ..
+        } = background;
         let line = format!(
             "saved {} in {:.1} s in the background, steps waited {:.1} s",
             path.display(),
@@ -478,10 +486,13 @@ impl SaveHook<'_> {
             copied.as_secs_f64()
         );
         run.log.note(&line);
-        self.saved(path, run)
+        self.saved(path, step, run)
     }
 
-    fn saved(&self, path: PathBuf, run: &mut RunState) -> Result<()> {
+    fn saved(&self, path: PathBuf, step: u64, run: &mut RunState) -> Result<()> {
+        if let Some(group) = ProcessGroup::joined() {
+            group.saved(step);
+        }
         if let Some(listener) = &mut run.checkpoints.listener {
             listener(&path);
         }
@@ -580,7 +591,10 @@ impl Hook for SaveHook<'_> {
             batches,
             run,
         } = context;
-        let _saving = accounting::enter(Part::Saving);
+        let _saving = (
+            accounting::enter(Part::Saving),
+            ProcessGroup::at_work(Work::Saving),
+        );
         // Read before saving, so that a signal during the save is answered after the next step, not
         // with a second save.
         let signal = self.signal(progress.step)?;
@@ -617,12 +631,15 @@ impl Hook for SaveHook<'_> {
         let seconds = began.elapsed().as_secs_f64();
         run.log
             .note(&format!("saved {} in {seconds:.1} s", path.display()));
-        self.saved(path, run)?;
+        self.saved(path, progress.step, run)?;
         Ok(control)
     }
 
     fn finish(&mut self, run: &mut RunState, is_complete: bool) -> Result<()> {
-        let _saving = accounting::enter(Part::Saving);
+        let _saving = (
+            accounting::enter(Part::Saving),
+            ProcessGroup::at_work(Work::Saving),
+        );
         self.wait(run)?;
         if is_complete {
             // No step follows that could prove the last one. It may be what a run began with that was

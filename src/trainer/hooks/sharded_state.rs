@@ -15,9 +15,6 @@ use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-/// As long as a rank may take to write its part. One that dies meanwhile ends the job at once.
-const PATIENCE: Duration = Duration::from_secs(3600);
-
 /// Who writes what in the checkpoint of one step.
 pub struct ShardedStateWriter {
     group: Arc<ProcessGroup>,
@@ -62,9 +59,9 @@ impl ShardedStateWriter {
     fn share_directory(&self, output_dir: &Path) -> Trained<bool> {
         let member = self.group.rank_info();
         if member.rank > 0 {
-            let probe = self.group.get(&self.key("probe"), PATIENCE)?;
+            let probe = self.group.wait_for(&self.key("probe"))?;
             let probe = output_dir.join(String::from_utf8_lossy(&probe).as_ref());
-            return all_agree(&self.group, &self.key("shared"), comes_into_sight(&probe));
+            return self.all_share(comes_into_sight(&probe));
         }
         let written = std::fs::create_dir_all(output_dir)
             .and_then(|()| atomic::file_beside(&output_dir.join("shared")));
@@ -75,7 +72,7 @@ impl ShardedStateWriter {
         let probe = probe.unwrap_or_default();
         self.group.put(&self.key("probe"), probe.as_bytes())?;
         // What is wrong with the directory comes out when the checkpoint is written.
-        let is_shared = all_agree(&self.group, &self.key("shared"), written.is_ok())?;
+        let is_shared = self.all_share(written.is_ok())?;
         if !is_shared {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| {
@@ -86,6 +83,10 @@ impl ShardedStateWriter {
             });
         }
         Ok(is_shared)
+    }
+
+    fn all_share(&self, own: bool) -> Trained<bool> {
+        Ok(self.group.all_agree(&values_of(self.step), "shared", own)?)
     }
 
     /// This rank's tensors. All ranks call it too.
@@ -116,10 +117,10 @@ impl ShardedStateWriter {
         }
         let key = self.key(&rank.to_string());
         if let Some(tensor) = broken {
-            let told: Result<PartFile, String> = Err(not_finite(tensor));
-            return Ok(self.group.put(&key, &encoded(&told))?);
+            let reason = not_finite(tensor);
+            return Ok(self.group.put(&key, &encoded(&Err((reason, true))))?);
         }
-        let name = self.group.get(&self.key("directory"), PATIENCE)?;
+        let name = self.group.wait_for(&self.key("directory"))?;
         if name.is_empty() {
             return Ok(()); // Rank 0 gave up, and reports why.
         }
@@ -128,7 +129,7 @@ impl ShardedStateWriter {
         let told = written
             .as_ref()
             .map(PartFile::clone)
-            .map_err(ToString::to_string);
+            .map_err(|error| (error.to_string(), error.is_lasting()));
         self.group.put(&key, &encoded(&told))?;
         Ok(written.map(drop)?)
     }
@@ -140,13 +141,17 @@ impl ShardedStateWriter {
     }
 
     fn key(&self, what: &str) -> String {
-        format!(
-            "checkpoint/{}/{}/{what}",
-            self.group.rank_info().generation,
-            self.step
-        )
+        format!("{}/{what}", values_of(self.step))
     }
 }
+
+/// How the keys begin of what ranks tell each other about the checkpoint of a step.
+pub fn values_of(step: u64) -> String {
+    format!("checkpoint/{step}")
+}
+
+/// A part that was written, or why not, and whether the same would happen again.
+type Told = Result<PartFile, (String, bool)>;
 
 impl PeerWriters for ShardedStateWriter {
     fn count(&self) -> usize {
@@ -165,14 +170,18 @@ impl PeerWriters for ShardedStateWriter {
     fn finish(&self) -> Result<Vec<PartFile>, CheckpointError> {
         let mut parts = Vec::new();
         for rank in 1..self.names.len() {
-            let failed = |error: String| CheckpointError::Part { rank, error };
+            let failed = |error: String, is_lasting| CheckpointError::Part {
+                rank,
+                error,
+                is_lasting,
+            };
             let told = self
                 .group
-                .get(&self.key(&rank.to_string()), PATIENCE)
-                .map_err(|error| failed(error.to_string()))?;
-            let told: Result<PartFile, String> =
-                serde_json::from_slice(&told).map_err(|error| failed(error.to_string()))?;
-            parts.push(told.map_err(failed)?);
+                .wait_for(&self.key(&rank.to_string()))
+                .map_err(|error| failed(error.to_string(), false))?;
+            let told: Told =
+                serde_json::from_slice(&told).map_err(|error| failed(error.to_string(), false))?;
+            parts.push(told.map_err(|(error, is_lasting)| failed(error, is_lasting))?);
         }
         Ok(parts)
     }
@@ -181,26 +190,6 @@ impl PeerWriters for ShardedStateWriter {
 /// Why a tensor is not saved.
 pub fn not_finite(tensor: &str) -> String {
     format!("{tensor} holds values that are not finite")
-}
-
-/// Whether all ranks say yes. Each of them calls it, once for each `question`.
-///
-/// # Errors
-/// If the others cannot be asked.
-pub fn all_agree(group: &ProcessGroup, question: &str, own: bool) -> Trained<bool> {
-    let member = group.rank_info();
-    let key = format!("agree/{}/{question}", member.generation);
-    let of = |rank: usize| format!("{key}/{rank}");
-    if member.rank > 0 {
-        group.put(&of(member.rank), &[u8::from(own)])?;
-        return Ok(group.get(&key, PATIENCE)? == [1]);
-    }
-    let mut all = own;
-    for rank in 1..member.world {
-        all &= group.get(&of(rank), PATIENCE)? == [1];
-    }
-    group.put(&key, &[u8::from(all)])?;
-    Ok(all)
 }
 
 /// Whether a file appears within the time that network file systems take to tell each other.
@@ -218,7 +207,7 @@ fn comes_into_sight(file: &Path) -> bool {
     false
 }
 
-fn encoded(told: &Result<PartFile, String>) -> Vec<u8> {
+fn encoded(told: &Told) -> Vec<u8> {
     serde_json::to_vec(told).expect("it is made of texts and numbers")
 }
 
