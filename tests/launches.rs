@@ -14,10 +14,10 @@ const GPT2: &str = "train clm --model_type gpt2 --config_overrides n_layer=1,n_h
                     --train_file articles.txt --block_size 32 --per_device_train_batch_size 2 --logging_steps 1 --disable_tqdm \
                     --seed 3 --do_train";
 
-/// The library that makes training processes leave others behind.
-fn left_behind(dir: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/left_behind.c");
-    let library = dir.join("left_behind.so");
+/// The library that makes trouble for training processes.
+fn preloaded(dir: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/preloaded.c");
+    let library = dir.join("preloaded.so");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
         .args([&library, &source])
@@ -45,7 +45,7 @@ fn living(sign: &str) -> Vec<i32> {
 #[test]
 fn what_a_rank_leaves_behind_keeps_no_launch_waiting() {
     let Some(bench) = bench() else { return };
-    let library = left_behind(&bench.path(""));
+    let library = preloaded(&bench.path(""));
     let sign = format!("XTRAIN_TEST_MARK=launch-{}", std::process::id());
     let line = format!(
         "launch --nproc_per_node 2 --max_restarts 1 -- {GPT2} --data_parallel 2 --max_steps 60 --save_steps 5 --output_dir out"
@@ -93,7 +93,7 @@ fn what_a_run_leaves_behind_keeps_no_sweep_waiting() {
         .args("sweep --grid seed=1 --output_dir grid --".split(' '))
         .args(GPT2.replace("--seed 3", "").split_whitespace())
         .args("--max_steps 2 --cache_dir cache".split(' '))
-        .env("LD_PRELOAD", left_behind(dir))
+        .env("LD_PRELOAD", preloaded(dir))
         .env("XTRAIN_TEST_BEHIND", "stubborn")
         .env("XTRAIN_TEST_MARK", sign.split_once('=').unwrap().1)
         .run();
@@ -193,4 +193,23 @@ fn restarts_are_not_spent_on_what_they_cannot_mend() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&state, bytes).unwrap();
     refused(launch("out", "--resume_from_checkpoint"), "is damaged");
+}
+
+/// Rank 1 waits for the devices as long as rank 0 saves, which is longer than a device may hang.
+#[test]
+fn a_rank_that_waits_for_a_slow_save_does_not_blame_the_device() {
+    let Some(bench) = bench() else { return };
+    let line = format!(
+        "launch --nproc_per_node 2 --heartbeat_timeout 3 -- {GPT2} --data_parallel 2 --max_steps 6 --save_steps 3 \
+         --async_save false --output_dir out"
+    );
+    let mut process = bench.command(&line).process();
+    process
+        .env("LD_PRELOAD", preloaded(&bench.path("")))
+        .env("XTRAIN_TEST_SLOW_SAVE", "8")
+        .env("XTRAIN_EVENT_TIMEOUT", "4");
+    let began = Instant::now();
+    let end = start(process).finish();
+    assert_eq!(end.code, Some(0), "{}", end.stdout);
+    assert!(began.elapsed() > Duration::from_secs(8), "the save was not slow");
 }

@@ -494,6 +494,26 @@ mod tests {
         assert!(matches!(&all[2], Event::Account(account) if account.outcome.is_none()));
     }
 
+    /// The output directory is often on a network file system, and has a file of each rank.
+    #[test]
+    fn the_account_is_written_once_a_second() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(TELEMETRY_FILE);
+        let work = || {
+            accounting::begin();
+            let telemetry = Telemetry::append_in(dir.path());
+            telemetry.write(&Event::End { time: 1.0, step: 1 });
+            let began = std::time::Instant::now();
+            let mut seen = std::collections::BTreeSet::new();
+            while began.elapsed() < Duration::from_millis(1300) {
+                seen.insert(std::fs::read_to_string(&path).unwrap());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(seen.len() <= 3, "{} writes in 1.3 s", seen.len() - 1);
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+    }
+
     /// Numbers of an account have more digits or fewer.
     #[test]
     fn a_shorter_account_leaves_nothing_of_a_longer_one() {
