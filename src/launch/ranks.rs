@@ -174,6 +174,12 @@ mod tests {
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
+    impl IsTerminal for Written {
+        fn is_terminal(&self) -> bool {
+            false
+        }
+    }
+
     impl Write for Written {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
