@@ -211,5 +211,8 @@ fn a_rank_that_waits_for_a_slow_save_does_not_blame_the_device() {
     let began = Instant::now();
     let end = start(process).finish();
     assert_eq!(end.code, Some(0), "{}", end.stdout);
-    assert!(began.elapsed() > Duration::from_secs(8), "the save was not slow");
+    assert!(
+        began.elapsed() > Duration::from_secs(8),
+        "the save was not slow"
+    );
 }

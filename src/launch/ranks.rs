@@ -54,8 +54,10 @@ impl Ranks {
         let process = if draws {
             Supervised::start(command)
         } else {
-            let stdout = marked(rank, std::io::stdout(), last_error.clone());
-            let stderr = marked(rank, std::io::stderr(), last_error.clone());
+            let (out, err) = (std::io::stdout(), std::io::stderr());
+            let colors = (terminal::has_colors(&out), terminal::has_colors(&err));
+            let stdout = marked(rank, out, colors.0, last_error.clone());
+            let stderr = marked(rank, err, colors.1, last_error.clone());
             Supervised::piped(command, stdout, stderr)
         };
         (self.asked, self.killed) = (None, None);
@@ -135,7 +137,8 @@ fn how(status: ExitStatus, last_error: String, asked: Option<i32>) -> Ended {
 /// Copies lines, each marked and written at once, so that lines of several ranks do not mix.
 fn marked(
     rank: usize,
-    mut to: impl Write + IsTerminal + Send + 'static,
+    mut to: impl Write + Send + 'static,
+    has_colors: bool,
     last_error: Arc<Mutex<String>>,
 ) -> Sink {
     let mut hand_on = move |line: &[u8]| {
@@ -145,7 +148,7 @@ fn marked(
             *last_error.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
         }
         // Nobody may be reading any more; the run continues.
-        let text = terminal::forwarded(text, terminal::has_colors(&to));
+        let text = terminal::forwarded(text, has_colors);
         let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
     };
     let mut begun = Vec::new();
@@ -174,12 +177,6 @@ mod tests {
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
-    impl IsTerminal for Written {
-        fn is_terminal(&self) -> bool {
-            false
-        }
-    }
-
     impl Write for Written {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
@@ -193,7 +190,7 @@ mod tests {
     #[test]
     fn lines_are_marked_whatever_pieces_they_come_in() {
         let (written, last_error) = (Written::default(), Arc::default());
-        let mut sink = marked(3, written.clone(), Arc::clone(&last_error));
+        let mut sink = marked(3, written.clone(), false, Arc::clone(&last_error));
         for piece in ["on", "e\ntwo\nerr", "or: disk full\n", "rest", ""] {
             sink(piece.as_bytes());
         }
@@ -205,7 +202,7 @@ mod tests {
         assert_eq!(*last_error.lock().unwrap(), "disk full");
         // A line without an end does not grow without one.
         let written = Written::default();
-        let mut sink = marked(3, written.clone(), last_error);
+        let mut sink = marked(3, written.clone(), false, last_error);
         (0..40).for_each(|_| sink(&[b'x'; 4096]));
         assert!(written.0.lock().unwrap().len() > 2 * LONGEST_LINE);
     }
