@@ -2,7 +2,7 @@
 //! was typed, 1 for the rest), one message that names the place and says what to do, and nothing
 //! lost that was there before.
 
-use crate::support::{Command, Run, copy_tokenizer, snapshot, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, make_fifo, snapshot, xtrain};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -722,6 +722,204 @@ fn a_log_with_junk_in_it_is_taken_up() {
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.lines().all(|line| line.starts_with('{')), "{text}");
     assert!(text.lines().count() >= 3, "{text}");
+}
+
+/// Whatever stands where a file is expected: nothing waits for a pipe's writer, and nothing reads
+/// what has no end.
+#[test]
+fn files_without_an_end_are_refused() {
+    let fifo = |place: &Workplace, name: &str| {
+        fs::create_dir_all(place.path(name).parent().unwrap()).unwrap();
+        make_fifo(&place.path(name));
+    };
+    let cases: [(&str, &str, i32, &[&str]); 10] = [
+        (
+            "out/log.jsonl",
+            "TRAIN --max_steps 1",
+            1,
+            &["log.jsonl", "a pipe"],
+        ),
+        (
+            "out/.xtrain.lock",
+            "TRAIN --max_steps 1",
+            1,
+            &["xtrain.lock", "a pipe"],
+        ),
+        (
+            "run.json",
+            "TRAIN --max_steps 1 --config run.json",
+            2,
+            &["run.json", "a pipe"],
+        ),
+        (
+            "prompts",
+            "generate --model_name_or_path model --prompt_file prompts",
+            1,
+            &["prompts", "a pipe"],
+        ),
+        (
+            "x",
+            "generate --model_name_or_path model --prompt_file /dev/zero",
+            1,
+            &["/dev/zero", "a device"],
+        ),
+        ("run.log", "report run.log", 1, &["run.log", "a pipe"]),
+        (
+            "run.log",
+            "report /dev/urandom",
+            1,
+            &["/dev/urandom", "a device"],
+        ),
+        (
+            "trainer_state.json",
+            "report trainer_state.json",
+            1,
+            &["trainer_state.json", "a pipe"],
+        ),
+        (
+            "out/telemetry.jsonl",
+            "top out --once",
+            1,
+            &["telemetry.jsonl"],
+        ),
+        (
+            "x",
+            "predict cls --model_name_or_path model --test_file x",
+            2,
+            &["regular file"],
+        ),
+    ];
+    for (name, line, code, words) in cases {
+        let place = Workplace::new();
+        fifo(&place, name);
+        let line = line.replace("TRAIN", TRAIN);
+        let run = place.command(&line).limit_time(60).run();
+        println!("{name}: {}", run.stderr.trim_end());
+        assert_fails(&run, code, words);
+    }
+    // A watcher's file is worth less than the run.
+    let place = Workplace::new();
+    fifo(&place, "out/telemetry.jsonl");
+    let run = place
+        .command(&format!("{TRAIN} --max_steps 1"))
+        .limit_time(120)
+        .run();
+    run.succeeded();
+    assert!(
+        run.stderr.contains("telemetry.jsonl is not written"),
+        "{}",
+        run.stderr
+    );
+}
+
+/// Another program that writes into the tokenized text ends the run with a sentence, not by SIGBUS.
+#[test]
+fn tokenized_text_that_changes_under_a_run_ends_it() {
+    let place = Workplace::new();
+    let rows = || {
+        let found = snapshot(place.0.path()).into_keys();
+        found
+            .into_iter()
+            .find(|path| path.extension().is_some_and(|e| e == "rows"))
+    };
+    let mut is_cut = false;
+    let line = format!("{TRAIN} --max_steps 100000 --save_strategy no --cache_dir data");
+    let run = place
+        .command(&line.replace("--save_steps 1", ""))
+        .limit_time(120)
+        .run_watching(|line, _| {
+            if !is_cut && line.contains("loss") {
+                let file = fs::OpenOptions::new().write(true).open(rows().unwrap());
+                file.unwrap().set_len(200).unwrap();
+                is_cut = true;
+            }
+        });
+    assert_fails(&run, 1, &[".rows was changed by another program"]);
+}
+
+/// A state dict alone, beside its configuration or in a run's state.
+#[test]
+fn state_dicts_that_are_no_model() {
+    check(&[
+        (
+            "a state dict as a model",
+            |p| p.write("x.pt", b"PK\x03\x04"),
+            "eval clm --validation_file valid.txt --model_name_or_path x.pt",
+            2,
+            &[
+                "x.pt is a file",
+                "as pytorch_model.bin beside the model's config.json",
+            ],
+        ),
+        (
+            "weights for their directory",
+            |_| {},
+            "eval clm --validation_file valid.txt --model_name_or_path model/model.safetensors",
+            2,
+            &["is a file", "give the directory that holds it, model"],
+        ),
+        (
+            "weights under another name",
+            |p| {
+                fs::rename(
+                    p.path("model/model.safetensors"),
+                    p.path("model/weights.safetensors"),
+                )
+                .unwrap()
+            },
+            "EVAL",
+            2,
+            &[
+                "no model.safetensors",
+                "if weights.safetensors has the model's weights, rename it to model.safetensors",
+            ],
+        ),
+        (
+            "a run's state alone",
+            |p| {
+                fs::create_dir(p.path("state")).unwrap();
+                p.write("state/optimizer.pt", "x");
+            },
+            "eval clm --validation_file valid.txt --model_name_or_path state",
+            2,
+            &[
+                "no config.json",
+                "optimizer.pt is the state of a run, not a model's weights",
+            ],
+        ),
+        (
+            "an adapter",
+            |p| {
+                fs::remove_file(p.path("model/model.safetensors")).unwrap();
+                p.write("model/adapter_model.safetensors", "x");
+            },
+            "EVAL",
+            2,
+            &[
+                "adapter_model.safetensors is of an adapter",
+                "merge_and_unload",
+            ],
+        ),
+        (
+            "weights as data",
+            |p| {
+                fs::copy(p.path("model/model.safetensors"), p.path("train.txt")).unwrap();
+            },
+            "TRAIN",
+            2,
+            &[
+                "train.txt is a safetensors file of weights, not data",
+                "--model_name_or_path",
+            ],
+        ),
+        (
+            "a state dict as data",
+            |p| p.write("valid.txt", b"PK\x03\x04 and so on"),
+            "EVAL",
+            2,
+            &["valid.txt is a file of torch.save", "not data"],
+        ),
+    ]);
 }
 
 #[test]

@@ -360,6 +360,84 @@ fn generates_as_a_user_runs_it() {
 }
 
 /// transformers' renderings of released templates.
+/// Nothing that is asked for takes the machine's memory, or a time that grows with it, before it is
+/// refused.
+#[test]
+fn what_is_too_much_is_refused_by_its_number() {
+    let saved = Saved::new();
+    let write = |name: &str, text: &[u8]| fs::write(saved.dir.path().join(name), text).unwrap();
+    write("long", &[b"the ".repeat(2 << 20), b"\n".to_vec()].concat());
+    write("many", &b"a\n".repeat(30 << 20));
+    write("latin", b"the\ncaf\xe9\n");
+    let sparse = fs::File::create(saved.dir.path().join("sparse")).unwrap();
+    sparse.set_len(100 << 30).unwrap();
+    let zeros = || Stdio::from(fs::File::open("/dev/zero").unwrap());
+    let nothing = Stdio::null;
+    let cases: [(&[&str], fn() -> Stdio, &[&str]); 7] = [
+        (
+            &["--prompt", "a", "--num_return_sequences", "10000000"],
+            nothing,
+            &["10000000 texts", "lower --num_return_sequences"],
+        ),
+        (
+            &[
+                "--prompt",
+                "a",
+                "--num_return_sequences",
+                "18446744073709551615",
+            ],
+            nothing,
+            &["num_return_sequences", "18446744073709551615"],
+        ),
+        (
+            &["--prompt_file", "long"],
+            nothing,
+            &["long: line 1 has more than 4.0 MiB"],
+        ),
+        (
+            &["--prompt_file", "many", "--num_return_sequences", "100000"],
+            nothing,
+            &["3145728000000 texts"],
+        ),
+        (
+            &["--prompt_file", "latin"],
+            nothing,
+            &["latin: line 2 is not UTF-8", "iconv"],
+        ),
+        (
+            &["--prompt_file", "sparse"],
+            nothing,
+            &["more than the 64.0 MiB"],
+        ),
+        (
+            &["--chat"],
+            zeros as fn() -> Stdio,
+            &["standard input has more than 4.0 MiB"],
+        ),
+    ];
+    for (words, stdin, expected) in cases {
+        let mut process = saved.command(words).limit_time(60).process();
+        let output = process.stdin(stdin()).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        println!("{words:?}: {message}");
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{message}");
+        assert_eq!(message.matches("error: ").count(), 1, "{message}");
+        for words in expected {
+            assert!(message.contains(words), "{words}: {message}");
+        }
+    }
+    // A shell's pipe is read like a file.
+    let greedy = ["--max_new_tokens", "3", "--do_sample", "false"];
+    let piped = saved.piped(
+        &[&greedy[..], &["--prompt_file", "/dev/stdin"]].concat(),
+        "We are\n",
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&piped.stdout),
+        saved.generate(&[&greedy[..], &["--prompt", "We are"]].concat())
+    );
+}
+
 #[test]
 fn conversations_are_rendered_as_transformers_does() {
     let mut chats = golden_dirs()

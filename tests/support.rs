@@ -213,6 +213,19 @@ impl Command {
         self
     }
 
+    /// A program that runs longer is killed, so that one that waits for ever fails its test.
+    pub fn limit_time(&mut self, seconds: u32) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        // SAFETY: between fork and exec one system call is made; the alarm passes on to the program.
+        unsafe {
+            self.0.pre_exec(move || {
+                libc::alarm(seconds);
+                Ok(())
+            })
+        };
+        self
+    }
+
     /// The program obeys the permissions of files, even when root runs the tests.
     pub fn without_overriding_permissions(&mut self) -> &mut Self {
         use std::os::unix::process::CommandExt;
@@ -302,6 +315,13 @@ impl Run {
             self.stderr
         );
     }
+}
+
+/// Makes a pipe with a name.
+pub fn make_fifo(path: &Path) {
+    let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: the string ends with a zero byte.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
 
 /// Every file below a directory with its content, but its `cache` and what tells of time.

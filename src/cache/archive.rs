@@ -158,7 +158,7 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
         })
     };
     // Raw: names of entries are short, and extensions of the format need not be read.
-    for member in archive.entries().map_err(no_archive)?.raw(true) {
+    for member in archive.entries_with_seek().map_err(no_archive)?.raw(true) {
         let mut member = member.map_err(no_archive)?;
         let name = member
             .path()

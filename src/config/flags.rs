@@ -825,7 +825,7 @@ TRAIN_EVAL {
     // Data.
 }
 EVAL {
-    streaming: FALSE, "an evaluation reads its set once, and keeps it tokenized and memory-mapped";
+    streaming: FALSE, "an evaluation reads its set once, and keeps it tokenized";
 }
 TRAIN_EVAL {
     keep_linebreaks: with_note(&[], &["true"]), "line breaks are always kept";

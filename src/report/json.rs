@@ -25,9 +25,18 @@ pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     })
 }
 
+/// Reads the object that a line of a log holds; `None` of anything else.
+pub fn of_line<T: DeserializeOwned>(line: &[u8]) -> Option<T> {
+    let begins = line.trim_ascii_start().first() == Some(&b'{');
+    begins.then(|| from_slice(line).ok()).flatten()
+}
+
 /// The text with Python's constants as null; `None` if it has none.
 fn without_constants(text: &[u8]) -> Option<Vec<u8>> {
     const CONSTANTS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+    if !text.iter().any(|byte| b"NI".contains(byte)) {
+        return None;
+    }
     let (mut found, mut at, mut quoted) = (Vec::with_capacity(text.len()), 0, false);
     let mut has_any = false;
     while let Some(byte) = text.get(at) {

@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -342,6 +343,10 @@ pub fn close(output_dir: &Path, outcome: &str) {
 }
 
 fn warn(error: &io::Error) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if WARNED.swap(true, Ordering::Relaxed) {
+        return;
+    }
     eprintln!(
         "warning: {TELEMETRY_FILE} is not written, so `xtrain top` will not see this run: {error}"
     );
@@ -377,7 +382,7 @@ pub fn host() -> String {
 pub fn latest(path: &Path) -> io::Result<Vec<Event>> {
     let mut events = Vec::new();
     for line in files::lines(path)? {
-        let Ok(event) = json::from_slice(&line?.bytes) else {
+        let Some(event) = json::of_line(&line?.bytes) else {
             continue;
         };
         if matches!(event, Event::Start { .. }) {

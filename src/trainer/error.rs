@@ -78,6 +78,10 @@ pub enum Error {
     )]
     LongPrompt { tokens: usize, positions: usize },
     #[error(
+        "{texts} texts side by side are more than {most}; lower --num_return_sequences, or give fewer prompts at once"
+    )]
+    ManyTexts { texts: usize, most: usize },
+    #[error(
         "{texts} texts of up to {columns} tokens, side by side, take {} of keys, values and logits, and there are {}; lower {}",
         units::bytes(*needed),
         units::bytes(*available),

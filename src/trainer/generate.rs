@@ -25,6 +25,9 @@ pub const EXTEND: &str = "extend";
 /// The shortest bucket.
 const SHORTEST: usize = 16;
 
+/// Texts that are continued side by side, at most: more take longer to list than to split.
+const MOST_TEXTS: usize = 1 << 16;
+
 /// From which length on buckets are finer.
 const LONG: usize = 1024;
 
@@ -99,18 +102,15 @@ pub fn check_memory(
     [shortest, longest]: [usize; 2],
     max_new_tokens: usize,
 ) -> Result<()> {
-    /// Beyond it nothing is a column.
-    const MOST: usize = 1 << 40;
-    let (info, positions) = (model.info(), model.max_positions());
-    let room = max_new_tokens.min(positions.saturating_sub(shortest));
-    let columns = longest.saturating_add(room);
-    let padded = bucket(columns.min(MOST)) as u64;
-    let of_layer = [2, info.kv_heads as u64, info.head_dim as u64, padded, 4];
-    let kept = of_layer
-        .iter()
-        .fold(model.layers().len() as u64, |all, n| all.saturating_mul(*n));
-    let logits = (model.vocab_size() as u64).saturating_mul(4);
-    let needed = kept.saturating_add(logits).saturating_mul(texts as u64);
+    if texts > MOST_TEXTS {
+        return Err(Error::ManyTexts {
+            texts,
+            most: MOST_TEXTS,
+        });
+    }
+    let room = model.max_positions().saturating_sub(shortest);
+    let columns = longest.saturating_add(max_new_tokens.min(room));
+    let needed = memory_of(model, columns).saturating_mul(texts as u64);
     let device = session.client().addressable_devices().next();
     let limit = device.and_then(|device| device.memory()?.bytes_limit);
     let available = limit
@@ -125,6 +125,17 @@ pub fn check_memory(
         }),
         _ => Ok(()),
     }
+}
+
+/// Bytes of the keys, values and logits of a text of so many tokens.
+fn memory_of(model: &dyn Model, columns: usize) -> u64 {
+    /// Beyond it nothing is a column.
+    const MOST: usize = 1 << 40;
+    let (info, layers) = (model.info(), model.layers().len());
+    let padded = bucket(columns.min(MOST));
+    let factors = [2, 4, layers, info.kv_heads, info.head_dim, padded].map(|n| n as u64);
+    let kept = factors.into_iter().fold(1, u64::saturating_mul);
+    kept.saturating_add(4 * model.vocab_size() as u64)
 }
 
 /// Continues texts until each is ended by one of [`Request::eos`], has
@@ -443,6 +454,17 @@ fn last_of_each(hidden: &Tensor, [b, t]: [usize; 2]) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_take_the_memory_of_their_keys_and_values() {
+        let config = xtrain_models::preset("gpt2").unwrap();
+        let model = xtrain_models::build(config, xtrain_models::HeadKind::CausalLm).unwrap();
+        let of = |columns| memory_of(&*model, columns);
+        let logits = 4 * 50_257;
+        assert_eq!(of(1000), 2 * 4 * 12 * 768 * 1024 + logits);
+        assert_eq!(of(usize::MAX), of(1 << 40));
+        assert!(of(usize::MAX) > 1 << 55);
+    }
 
     #[test]
     fn buckets_hold_what_they_are_for() {

@@ -193,7 +193,7 @@ impl RunLog {
 /// The step that a line of the log belongs to; 0 steps were made when a new run starts, so that it
 /// keeps none.
 fn step_of(line: &[u8]) -> Option<u64> {
-    json::from_slice::<Value>(line).ok()?.get("step")?.as_u64()
+    json::of_line::<Value>(line)?.get("step")?.as_u64()
 }
 
 /// Running sums that a resumed run continues. Losses are added in f64, in step order.

@@ -28,13 +28,13 @@ fn each_line<T: serde::de::DeserializeOwned>(
             Ok(line) => line,
             Err(error) => return run.problems.push(format!("{name}: {error}")),
         };
-        match json::from_slice(&line.bytes) {
-            Ok(value) => take(run, value),
-            Err(_) if line.bytes.trim_ascii().is_empty() => {}
-            Err(_) if !line.has_ended => run.problems.push(format!(
+        match json::of_line(&line.bytes) {
+            Some(value) => take(run, value),
+            None if line.bytes.trim_ascii().is_empty() => {}
+            None if !line.has_ended => run.problems.push(format!(
                 "{name}: the last line is incomplete; the run may still be writing it"
             )),
-            Err(_) => {
+            None => {
                 first = if count == 0 { index + 1 } else { first };
                 count += 1;
             }

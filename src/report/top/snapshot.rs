@@ -98,7 +98,7 @@ impl Snapshot {
         let (events, now) = (latest(&output_dir.join(TELEMETRY_FILE))?, now());
         let log = files::lines(&output_dir.join(LOG_FILE));
         let records = log.into_iter().flatten().map_while(Result::ok);
-        let records = records.filter_map(|line| json::from_slice(&line.bytes).ok());
+        let records = records.filter_map(|line| json::of_line(&line.bytes));
         let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
         let mut snapshot = Snapshot::of(output_dir, &events, records, now, lives);
         let processes = events.iter().rev().find_map(|event| match event {
