@@ -784,7 +784,7 @@ fn files_without_an_end_are_refused() {
         ),
         (
             "x",
-            "predict cls --model_name_or_path model --test_file x",
+            "eval clm --model_name_or_path model --validation_file x",
             2,
             &["regular file"],
         ),

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,8 +121,16 @@ pub struct TensorView<'a> {
 #[derive(Clone, Debug)]
 pub struct Weights {
     path: PathBuf,
-    files: Arc<Vec<(PathBuf, Mmap)>>,
+    files: Arc<Vec<Mapped>>,
     tensors: Arc<BTreeMap<String, Entry>>,
+}
+
+/// A file that is mapped, and open.
+#[derive(Debug)]
+struct Mapped {
+    path: PathBuf,
+    map: Mmap,
+    file: File,
 }
 
 #[derive(Debug)]
@@ -195,7 +203,7 @@ impl Weights {
                 let here = weights
                     .tensors
                     .get(tensor)
-                    .is_some_and(|entry| weights.files[entry.file].0 == shard);
+                    .is_some_and(|entry| weights.files[entry.file].path == shard);
                 if !here {
                     return Err(Error::NoTensor {
                         path: shard,
@@ -230,7 +238,11 @@ impl Weights {
                 }
                 _ => read_header(path, &map, files.len(), &mut tensors)?,
             }
-            files.push((path.clone(), map));
+            files.push(Mapped {
+                path: path.clone(),
+                map,
+                file,
+            });
         }
         Ok(Weights {
             path: path.to_path_buf(),
@@ -261,7 +273,7 @@ impl Weights {
         TensorView {
             name,
             shape: entry.shape.clone(),
-            bytes: &self.files[entry.file].1[entry.start..entry.end],
+            bytes: &self.files[entry.file].map[entry.start..entry.end],
         }
     }
 
@@ -336,6 +348,7 @@ impl Weights {
                 tensor: name.to_string(),
             });
         };
+        self.check_size(name)?;
         if view.shape == *wanted {
             return Ok(Cow::Borrowed(view.bytes));
         }
@@ -350,6 +363,24 @@ impl Weights {
             tensor,
             found: view.shape,
             wanted: wanted.clone(),
+        })
+    }
+
+    /// Between opening a model and reading it hours may pass; of a file that was cut short meanwhile,
+    /// a look at what is gone would end the process.
+    fn check_size(&self, name: &str) -> Result<()> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Ok(());
+        };
+        let Mapped { path, map, file } = &self.files[entry.file];
+        let found = file.metadata().map_err(Error::io("read", path))?.len();
+        if found >= entry.end as u64 {
+            return Ok(());
+        }
+        Err(Error::Truncated {
+            path: path.clone(),
+            expected: map.len() as u64,
+            found,
         })
     }
 
@@ -628,8 +659,6 @@ pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-
     fn bytes(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|v| v.to_le_bytes()).collect()
     }
@@ -642,6 +671,25 @@ mod tests {
 
     fn f32s(dims: &[usize]) -> Shape {
         Shape::new(DType::F32, dims)
+    }
+
+    /// A look at a mapped page that is gone would be SIGBUS.
+    #[test]
+    fn a_file_that_is_cut_short_after_it_was_opened_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(WEIGHTS_FILE);
+        let values = bytes(&vec![1.0; 10_000]);
+        fs::write(
+            &path,
+            file(&[TensorRef::new("w", f32s(&[10_000]), &values)]),
+        )
+        .unwrap();
+        let weights = Weights::open(&path).unwrap();
+        assert_eq!(weights.read_f32("w").unwrap().1, vec![1.0; 10_000]);
+        let cut = File::options().write(true).open(&path).unwrap();
+        cut.set_len(100).unwrap();
+        let message = weights.read_f32("w").unwrap_err().to_string();
+        assert!(message.contains("is cut short"), "{message}");
     }
 
     #[test]

@@ -14,15 +14,23 @@ const BYTES: usize = 20;
 /// # Errors
 /// The text is no JSON of this type, or has far more values than text.
 pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
-    let values = text.iter().filter(|byte| b",[{".contains(byte)).count();
-    if values > VALUES + text.len() / BYTES {
-        let reason = format!("it has {values} values in {} bytes", text.len());
-        return Err(serde_json::Error::custom(reason));
-    }
+    check_count(text).map_err(serde_json::Error::custom)?;
     serde_json::from_slice(text).or_else(|error| match without_constants(text) {
         Some(text) => serde_json::from_slice(&text),
         None => Err(error),
     })
+}
+
+/// Refuses JSON of far more values than text, whoever reads it.
+///
+/// # Errors
+/// It has so many.
+pub fn check_count(text: &[u8]) -> Result<(), String> {
+    let values = text.iter().filter(|byte| b",[{".contains(byte)).count();
+    if values > VALUES + text.len() / BYTES {
+        return Err(format!("it has {values} values in {} bytes", text.len()));
+    }
+    Ok(())
 }
 
 /// Reads the object that a line of a log holds; `None` of anything else.

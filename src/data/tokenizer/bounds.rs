@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
+use crate::report::json;
+
 /// Bytes of a token, a regular expression or a replacement, at most.
 pub(super) const LONGEST: usize = 4096;
 
@@ -45,6 +47,7 @@ struct Model {
 /// # Errors
 /// What of it is too large.
 pub(super) fn check(definition: &[u8]) -> Result<(), String> {
+    json::check_count(definition)?;
     let Ok(strings) = serde_json::from_slice::<Strings>(definition) else {
         return Ok(());
     };

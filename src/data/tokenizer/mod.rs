@@ -199,6 +199,7 @@ impl Tokenizer {
                 reason: error.to_string(),
             })
         };
+        bounds::check(&definition).map_err(bad)?;
         let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
         let definition = if normalizer::is_bert(&config) {
             normalizer::obey_bert_config(definition, &config)
@@ -206,7 +207,6 @@ impl Tokenizer {
         } else {
             definition
         };
-        bounds::check(&definition).map_err(bad)?;
         // The library panics on some of what a damaged file may say.
         let mut inner = panics::guarded(|| tokenizers::Tokenizer::from_bytes(&definition))
             .unwrap_or_else(|panic| Err(panic.into()))

@@ -283,7 +283,7 @@ impl Store {
         let line = format!("name: {}", quoted(name));
         let plain = format!("name: {name}");
         for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-            let meta = fs::read_to_string(entry.path().join("meta.yaml")).unwrap_or_default();
+            let meta = files::read_text(&entry.path().join("meta.yaml")).unwrap_or_default();
             if meta.lines().any(|own| own == line || own == plain) {
                 return Ok(entry.file_name().to_string_lossy().into_owned());
             }
@@ -400,7 +400,7 @@ impl Store {
             return self.request("runs/update", Some(body)).map(drop);
         };
         let path = root.join(experiment).join(id).join("meta.yaml");
-        let lines = fs::read_to_string(&path)?;
+        let lines = files::read_text(&path)?;
         let lines = lines.lines().map(|line| match line.split_once(": ") {
             Some(("status", _)) => format!("status: {number}\n"),
             Some(("end_time", _)) => format!("end_time: {time}\n"),
@@ -414,7 +414,7 @@ impl Store {
         if let Store::Files(root) = self {
             let dir = root.join(experiment).join(id).join("metrics");
             let last = |entry: fs::DirEntry| {
-                let text = fs::read_to_string(entry.path()).ok()?;
+                let text = files::read_text(&entry.path()).ok()?;
                 let step = text.lines().last()?.rsplit(' ').next()?.parse().ok()?;
                 Some((entry.file_name().into_string().ok()?, step))
             };
