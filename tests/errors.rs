@@ -817,10 +817,8 @@ fn files_without_an_end_are_refused() {
 fn tokenized_text_that_changes_under_a_run_ends_it() {
     let place = Workplace::new();
     let rows = || {
-        let found = snapshot(place.0.path()).into_keys();
-        found
-            .into_iter()
-            .find(|path| path.extension().is_some_and(|e| e == "rows"))
+        let is_rows = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "rows");
+        snapshot(place.0.path()).into_keys().find(is_rows)
     };
     let mut is_cut = false;
     let line = format!("{TRAIN} --max_steps 100000 --save_strategy no --cache_dir data");
