@@ -286,7 +286,7 @@ impl Generator {
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
-    /// Refuses prompts of so many tokens that do not fit side by side.
+    /// Refuses prompts of these lengths in tokens that do not fit side by side.
     fn check_memory(&self, prompts: usize, tokens: [usize; 2]) -> Result<(), Error> {
         let texts = prompts.saturating_mul(self.sequences);
         let (model, most) = (&*self.loaded.model, self.settings.max_new_tokens);

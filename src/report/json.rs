@@ -24,7 +24,7 @@ pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
 /// Refuses JSON of far more values than text, whoever reads it.
 ///
 /// # Errors
-/// It has so many.
+/// The text has too many values.
 pub fn check_count(text: &[u8]) -> Result<(), String> {
     let values = text.iter().filter(|byte| b",[{".contains(byte)).count();
     if values > VALUES + text.len() / BYTES {

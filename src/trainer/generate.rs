@@ -127,7 +127,7 @@ pub fn check_memory(
     }
 }
 
-/// Bytes of the keys, values and logits of a text of so many tokens.
+/// Bytes of the keys, values and logits of a text of `columns` tokens.
 fn memory_of(model: &dyn Model, columns: usize) -> u64 {
     /// Beyond it nothing is a column.
     const MOST: usize = 1 << 40;

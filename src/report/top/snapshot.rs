@@ -223,7 +223,7 @@ impl Snapshot {
     }
 }
 
-/// The ranks of a run of so many processes, but for the first one, that have a file. The number is
+/// The ranks of a run of `processes` processes, but for the first one, that have a file. The number is
 /// from a file: it may be anything.
 fn ranks_in(output_dir: &Path, processes: usize) -> BTreeSet<usize> {
     let entries = std::fs::read_dir(output_dir)
