@@ -134,7 +134,6 @@ fn hostile_pickles_end_in_a_sentence() {
 /// Values take far more memory than the instructions that make them.
 #[test]
 fn floods_of_instructions_end_early() {
-    let before = crate::report::memory::peak_rss().unwrap();
     for code in [
         op::EMPTY_DICT,
         op::EMPTY_LIST,
@@ -150,10 +149,6 @@ fn floods_of_instructions_end_early() {
     }
     let pairs = [op::EMPTY_DICT, op::MEMOIZE].repeat(MOST_INSTRUCTIONS);
     assert!(run(&pairs).unwrap_err().contains("instructions"));
-    let grown = crate::report::memory::peak_rss()
-        .unwrap()
-        .saturating_sub(before);
-    assert!(grown < 700 << 20, "{grown}");
 }
 
 #[test]

@@ -252,22 +252,19 @@ mod tests {
         let loading = "Loading weights: 100%|██████████| 24/24 [00:00<00:00, 1520.9it/s, Materializing param=x]\n";
         // One without a name that ended before training is none either.
         let other = "\r  0%|          | 0/7 [00:00<?, ?it/s]\r100%|██████████| 7/7 [00:01<00:00, 7.0it/s]\n";
-        let run = plain(Path::new("x"), LOG);
-        for before in [
-            loading.to_string(),
-            other.to_string(),
-            format!("{loading}{other}"),
-        ] {
-            let with = plain(Path::new("x"), &format!("{before}{LOG}"));
-            assert_eq!(with.total_steps, Some(20.0));
-            assert_eq!(with.points("loss"), run.points("loss"));
+        let found = |text: &str| -> (Option<f64>, Vec<(f64, f64)>) {
+            let run = plain(Path::new("x"), text);
+            let losses = run.points("loss").iter();
+            let losses = losses.map(|point| (point.place.step, point.value));
+            (run.total_steps, losses.collect())
+        };
+        let expected = (Some(20.0), vec![(10.0, 4.5), (20.0, 3.5)]);
+        for before in ["", loading, other, &format!("{loading}{other}")] {
+            assert_eq!(found(&format!("{before}{LOG}")), expected, "{before}");
         }
-        let without: String = LOG.lines().filter(|line| !line.contains('%')).collect();
-        let with = plain(Path::new("x"), &format!("{loading}{without}"));
-        assert_eq!(
-            with.total_steps,
-            plain(Path::new("x"), &without).total_steps
-        );
+        let without = LOG.split(['\n', '\r']).filter(|line| !line.contains('%'));
+        let without: Vec<&str> = without.collect();
+        assert_eq!(found(&format!("{loading}{}", without.join("\n"))), expected);
     }
 
     /// Python writes NaN and Infinity, which JSON has not, after fp16 has overflowed.
