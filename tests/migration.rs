@@ -42,10 +42,28 @@ fn a_command_line_of_transformers_runs_unchanged() {
             .collect()
     };
     assert_eq!(steps_with("loss"), [2, 4, 6, 8]);
-    // At the start, from the delay on, and as --do_eval asks at the end.
-    assert_eq!(steps_with("eval_loss")[..4], [0, 4, 6, 8]);
-    let tokens = numbers(&records, "num_input_tokens_seen");
-    assert_eq!(tokens, [256.0, 512.0, 768.0, 1024.0]);
+    // At the start and from the delay on; the last one is what --do_eval asks for at the end.
+    assert_eq!(steps_with("eval_loss"), [0, 4, 6, 8]);
+    // In every record, as transformers has them.
+    let tokens: Vec<(u64, u64)> = records
+        .iter()
+        .map(|record| {
+            (
+                record["step"].as_u64(),
+                record["num_input_tokens_seen"].as_u64(),
+            )
+        })
+        .map(|(step, tokens)| (step.unwrap(), tokens.unwrap()))
+        .collect();
+    assert_eq!(tokens.len(), 4 + 4 + 1);
+    assert!(
+        tokens.iter().all(|(step, tokens)| *tokens == 128 * step),
+        "{tokens:?}"
+    );
+    assert_eq!(
+        bench.json("out/eval_results.json")["num_input_tokens_seen"],
+        1024
+    );
     // A checkpoint of each evaluation that was better than those before it; the first one counts
     // for nothing.
     let evaluated = records
@@ -349,16 +367,32 @@ fn the_end_of_a_training_is_evaluated_and_saved() {
         with.map(|record| record["step"].as_u64().unwrap())
             .collect()
     };
-    // The evaluation that --do_eval stands for follows the training.
+    // The evaluation that --do_eval stands for is the one of the last step.
     let by_steps = "--eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 4 --logging_steps 2";
-    assert_eq!(steps_with("steps", "eval_loss", by_steps), [2, 4, 5, 5]);
+    assert_eq!(steps_with("steps", "eval_loss", by_steps), [2, 4, 5]);
+    let logged = json_lines(&bench.path("steps/log.jsonl"));
+    let logged = logged
+        .iter()
+        .rfind(|record| record["step"] == 5 && record["eval_loss"].is_f64());
+    assert_eq!(
+        bench.json("steps/eval_results.json")["eval_loss"],
+        logged.unwrap()["eval_loss"]
+    );
     assert_eq!(checkpoints(&bench, "steps"), [4, 5]);
     let by_epoch = "--eval_strategy epoch --save_strategy epoch --logging_strategy epoch";
-    assert_eq!(steps_with("epoch", "eval_loss", by_epoch), [5, 5]);
+    assert_eq!(steps_with("epoch", "eval_loss", by_epoch), [5]);
     assert_eq!(checkpoints(&bench, "epoch"), [5]);
     assert_eq!(steps_with("again", "loss", by_epoch), [5]);
     let delayed = format!("{by_steps} --eval_delay 6");
     assert_eq!(steps_with("delayed", "eval_loss", &delayed), [5]);
+    // What an earlier run measured is not of the weights that take the place of its own.
+    assert_eq!(steps_with("steps", "eval_loss", "--do_eval false"), []);
+    assert!(!bench.path("steps/eval_results.json").exists());
+    let results = bench.json("steps/all_results.json");
+    assert!(
+        results["train_loss"].is_f64() && results.get("eval_loss").is_none(),
+        "{results}"
+    );
 }
 
 /// Throughput is the Trainer's: an epoch has the examples that there are, not those of full batches.

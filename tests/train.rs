@@ -132,11 +132,8 @@ fn a_run_learns_saves_and_can_be_evaluated() {
         .iter()
         .filter_map(|r| r["eval_loss"].as_f64())
         .collect();
-    // At the cadence, and after training.
-    assert!(
-        evals.len() == 3 && evals[1] < evals[0] && evals[2] == evals[1],
-        "{evals:?}"
-    );
+    // At the cadence; the last one is also that of the whole training.
+    assert!(evals.len() == 2 && evals[1] < evals[0], "{evals:?}");
     assert!(run.stdout.contains("{'loss': "), "{}", run.stdout);
     assert!(run.stdout.contains("{'train_runtime': "), "{}", run.stdout);
 
