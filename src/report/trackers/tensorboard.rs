@@ -10,6 +10,7 @@ use crate::report::records::Record;
 use crate::report::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// How the names of event files begin.
@@ -86,6 +87,9 @@ impl TensorBoard {
 
     /// In one write.
     fn write(&mut self, events: &[(u64, What)]) -> io::Result<()> {
+        if self.0.metadata()?.nlink() == 0 {
+            return Err(io::Error::other("its event file was removed"));
+        }
         let wall_time = now();
         let mut bytes = Vec::new();
         for (step, what) in events {
@@ -223,6 +227,15 @@ mod tests {
         assert_eq!(events[1].step, 3);
         assert!(matches!(events[1].what, Some(What::SessionLog(_))));
         assert_eq!(events[2].step, 2);
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::start(dir.path(), None, &run(0)).unwrap();
+        fs::remove_dir_all(dir.path().join("runs")).unwrap();
+        let error = board.end(RunEnd::Finished).unwrap_err();
+        assert!(error.to_string().contains("was removed"), "{error}");
     }
 
     #[test]
