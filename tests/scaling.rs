@@ -304,7 +304,8 @@ fn a_run_that_fails_is_named_with_its_last_lines() {
     );
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(
-        run.stderr.contains("--plot: cannot write /nowhere/at/all.svg: No such file"),
+        run.stderr
+            .contains("--plot: cannot write /nowhere/at/all.svg: No such file"),
         "{}",
         run.stderr
     );

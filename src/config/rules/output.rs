@@ -7,6 +7,7 @@ use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_F
 use crate::checkpoint::lock::RUN_LOCK;
 use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 use crate::config::command::sets::{QUICKSTART, TOP};
+use crate::config::config_file::DATA_SETTINGS_FILE;
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
@@ -232,13 +233,14 @@ fn empty_output(output: &Path, fix: &str) -> Verdict {
 }
 
 /// Files that a run writes when it has ended.
-const WRITTEN: [&str; 9] = [
+const WRITTEN: [&str; 10] = [
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
     WEIGHTS_FILE,
     WEIGHTS_INDEX_FILE,
     TRAINER_STATE_FILE,
     LOG_FILE,
+    DATA_SETTINGS_FILE,
     "train_results.json",
     "eval_results.json",
     "all_results.json",
