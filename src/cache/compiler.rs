@@ -30,7 +30,7 @@ pub(super) struct Compiler {
     store: Option<Store>,
     settings: CacheSettings,
     /// What was printed, warnings and changes of settings, so that each is printed once.
-    told: Mutex<HashSet<String>>,
+    printed: Mutex<HashSet<String>>,
 }
 
 /// An executable and how it came.
@@ -67,7 +67,7 @@ impl Compiler {
             options,
             store: settings.dir.as_ref().map(Store::new),
             settings,
-            told: Mutex::default(),
+            printed: Mutex::default(),
         })
     }
 
@@ -344,8 +344,8 @@ impl Compiler {
 
     /// Whether a text comes here for the first time.
     fn is_new(&self, text: String) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.insert(text)
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        printed.insert(text)
     }
 }
 

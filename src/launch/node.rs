@@ -96,10 +96,10 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
     };
     let verdict = node.run();
     // After a second signal, or without a rendezvous, nobody is waited for.
-    let is_told = verdict
+    let others_wait = verdict
         .as_ref()
         .is_ok_and(|verdict| *verdict != Verdict::Quit);
-    if let Some(server) = server.filter(|_| is_told) {
+    if let Some(server) = server.filter(|_| others_wait) {
         server.wait_for_nodes(FAREWELL);
     }
     verdict

@@ -151,7 +151,7 @@ pub fn values_of(step: u64) -> String {
 }
 
 /// A part that was written, or why not, and whether the same would happen again.
-type Told = Result<PartFile, (String, bool)>;
+type PartResult = Result<PartFile, (String, bool)>;
 
 impl PeerWriters for ShardedStateWriter {
     fn count(&self) -> usize {
@@ -179,7 +179,7 @@ impl PeerWriters for ShardedStateWriter {
                 .group
                 .wait_for(&self.key(&rank.to_string()))
                 .map_err(|error| failed(error.to_string(), false))?;
-            let told: Told =
+            let told: PartResult =
                 serde_json::from_slice(&told).map_err(|error| failed(error.to_string(), false))?;
             parts.push(told.map_err(|(error, is_lasting)| failed(error, is_lasting))?);
         }
@@ -207,7 +207,7 @@ fn comes_into_sight(file: &Path) -> bool {
     false
 }
 
-fn encoded(told: &Told) -> Vec<u8> {
+fn encoded(told: &PartResult) -> Vec<u8> {
     serde_json::to_vec(told).expect("it is made of texts and numbers")
 }
 
