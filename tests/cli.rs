@@ -172,6 +172,43 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
+        (
+            "train clm --model_type gpt2 --tokenizer_name tokenizer.json train.txt --output_dir out".into(),
+            "error: unexpected word `train.txt`: every setting of `xtrain train clm` is a flag\nhint: write it as --train_file train.txt\n",
+        ),
+        (
+            format!("{TRAIN} --output_dir s3://bucket/out"),
+            "error: --output_dir: s3://bucket/out is not on this machine, and s3:// is not supported here\nhint: give a path on this machine,",
+        ),
+        (
+            format!("{TRAIN} --cache_dir s3://bucket/cache"),
+            "error: --cache_dir: s3://bucket/cache is not on this machine",
+        ),
+        (
+            "train clm --model_name_or_path gs://b/model --train_file train.txt --output_dir out".into(),
+            "error: --model_name_or_path: gs://b/model is not on this machine, and gs:// is not supported here\nhint: copy it",
+        ),
+        ("report s3://b/run".into(), "error: report: s3://b/run is not on this machine"),
+        (
+            format!("{TRAIN} --do_eval"),
+            "error: --do_eval without --do_train only evaluates, and a model of --model_type has random weights\nhint: add --do_train or",
+        ),
+        (
+            format!("{TRAIN} --eos_token x"),
+            "error: unknown flag --eos_token for `xtrain train clm`\nhint: not built yet: special tokens are those of the tokenizer",
+        ),
+        (
+            format!("{TRAIN} --data_parallel 2147483647 --tensor_parallel 2147483647 --pipeline_parallel 4"),
+            "are more than 1048576 devices\nhint: ",
+        ),
+        (
+            "sft".into(),
+            "error: unknown command `sft`\nhint: did you mean `xtrain train sft`?\n",
+        ),
+        (
+            "train dpo".into(),
+            "error: unknown command `train dpo`\nhint: preference optimization (DPO and its kin) is not built yet;",
+        ),
         ("train".into(), "error: `xtrain train` needs one of: clm, "),
         (
             "train mml".into(),
@@ -216,10 +253,41 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         );
         assert!(stdout(&output).is_empty(), "{line}");
     }
-    assert!(
-        !dir.path().join("out").exists() && !dir.path().join("cache").exists(),
-        "a mistake leaves nothing behind"
-    );
+    for name in ["out", "cache", "s3:", "gs:"] {
+        assert!(!dir.path().join(name).exists(), "a mistake left {name}");
+    }
+}
+
+/// A variable that names a directory is held to what its flag is held to.
+#[test]
+fn directories_of_the_environment_are_paths_of_this_machine() {
+    let dir = workplace();
+    for (variable, line) in [
+        ("XTRAIN_CACHE_DIR", TRAIN.to_string()),
+        ("XTRAIN_CACHE_DIR", "cache ls".into()),
+        (
+            "TENSORBOARD_LOGGING_DIR",
+            format!("{TRAIN} --report_to tensorboard"),
+        ),
+        (
+            "HF_HOME",
+            "generate --model_name_or_path org/name --prompt x".into(),
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtrain"))
+            .args(line.split_whitespace())
+            .current_dir(dir.path())
+            .env(variable, "s3://b/x")
+            .output()
+            .unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+        let message = format!(
+            "error: ${variable}: s3://b/x is not on this machine, and s3:// is not supported here\n"
+        );
+        assert!(text.contains(&message), "{text}");
+        assert!(!dir.path().join("s3:").exists());
+    }
 }
 
 #[test]

@@ -83,6 +83,54 @@ fn records(dir: &Path) -> Vec<serde_json::Value> {
     records
 }
 
+/// What a short run does not log, an evaluation alone and changed sizes are said, each in one line.
+#[test]
+fn what_nobody_would_notice_is_noted() {
+    let bench = Bench::new();
+    let silent =
+        "note: the loss is logged at the end alone: --logging_steps is 500, the run has 3;";
+    let run = bench.train("out", &["--max_steps", "3", "--save_strategy", "no"]);
+    run.succeeded();
+    assert_eq!(run.stderr.matches(silent).count(), 1, "{}", run.stderr);
+    for chosen in [
+        ["--logging_steps", "500"],
+        ["--logging_steps", "2"],
+        ["--logging_first_step", "true"],
+    ] {
+        let words = [
+            "--max_steps",
+            "3",
+            "--overwrite_output_dir",
+            "--save_strategy",
+            "no",
+        ];
+        let run = bench.train("out", &[&words[..], &chosen].concat());
+        run.succeeded();
+        assert!(!run.stderr.contains("logged at the end"), "{}", run.stderr);
+    }
+    let plan = bench.train("plan", &["--dry_run"]);
+    plan.succeeded();
+    let expected = "default configuration with n_layer=2,n_head=2,n_embd=32,n_positions=64\n";
+    assert!(plan.stdout.contains(expected), "{}", plan.stdout);
+    // transformers' way to evaluate a model.
+    let weights = std::fs::read(bench.path("out/model.safetensors")).unwrap();
+    let line = format!(
+        "train clm --model_name_or_path {0} --validation_file {1} --block_size 32 --do_eval --output_dir {0}",
+        bench.path("out").display(),
+        bench.path("valid.txt").display()
+    );
+    let mut command = xtrain();
+    let run = command.args(line.split_whitespace()).run();
+    run.succeeded();
+    let note = "note: --do_eval without --do_train only evaluates; add --do_train to train, too\n";
+    assert!(run.stderr.starts_with(note), "{}", run.stderr);
+    assert!(run.stdout.contains("'eval_loss'"), "{}", run.stdout);
+    assert_eq!(
+        std::fs::read(bench.path("out/model.safetensors")).unwrap(),
+        weights
+    );
+}
+
 #[test]
 fn a_run_learns_saves_and_can_be_evaluated() {
     let bench = Bench::new();

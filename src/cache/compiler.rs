@@ -3,7 +3,7 @@
 //! compile at the same time.
 
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
-use super::explain::{Explanation, nearest};
+use super::explain::{Explanation, is_version, nearest};
 use super::key::{self, CompileEnvironment, Key};
 use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
@@ -294,8 +294,8 @@ impl Compiler {
         }
     }
 
-    /// Why a graph that is not stored is not: `None` when nothing of its kind was compiled before,
-    /// in this run or earlier.
+    /// Why a graph that is not stored is not: `None` when no version of it was compiled before, in this
+    /// run or earlier.
     fn explain(
         &self,
         graph: &Graph,
@@ -312,10 +312,9 @@ impl Compiler {
         let mut entries = store.list().ok()?;
         // A compile check, or what was only lowered, is nothing that this run would have used.
         entries.retain(|listed| {
-            listed
-                .header
-                .as_ref()
-                .is_ok_and(|header| key::is_for_running(&header.key))
+            listed.header.as_ref().is_ok_and(|header| {
+                key::is_for_running(&header.key) && is_version(header, key, &graph.name, origin)
+            })
         });
         let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {

@@ -90,6 +90,18 @@ pub fn changed_settings(old: &Origin, new: &Origin) -> Vec<(String, String, Stri
         .collect()
 }
 
+/// Whether a graph to be compiled is another version of the stored one: for the same purpose in the same
+/// command with the same model on the same kind of device. The first compile of another model is none,
+/// however similar the models are.
+pub fn is_version(stored: &Header, key: &Key, phase: &str, origin: &Origin) -> bool {
+    let device = key::DEVICE;
+    stored.phase == phase
+        && stored.origin.command == origin.command
+        && stored.origin.model_type == origin.model_type
+        && stored.origin.config_digest == origin.config_digest
+        && stored.key.value(device) == key.value(device)
+}
+
 /// The stored graph that this one is most likely a changed version of: same purpose and kind of
 /// model; then the fewest parts and settings that differ, then the last used.
 pub fn nearest<'a>(

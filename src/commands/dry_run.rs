@@ -3,7 +3,7 @@
 
 use super::Error;
 use crate::cache::CompiledGraph;
-use crate::config::RunPlan;
+use crate::config::{ModelSource, RunPlan};
 use crate::data::Set;
 use crate::engine::task::TaskData;
 use crate::engine::{Run, failed};
@@ -17,7 +17,7 @@ use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::fit::Footprint;
 use crate::trainer::settings::{Checkpointing, WeightStorage};
 use crate::trainer::step::TrainStep;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use xtrain_models::Model;
 
@@ -29,7 +29,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     let model = &*run.loaded.model;
     let mut table = Table::pairs();
     table.heading("model");
-    table.pair("configuration", model.config().source());
+    table.pair("configuration", configuration(plan, model));
     table.pair("parameters", exact(run.session.cache().origin().parameters));
     let (rows, ids) = (model.vocab_size(), run.tokenizer.id_bound());
     table.pair("vocabulary", format!("{rows} (tokenizer: {ids})"));
@@ -183,6 +183,25 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         run.plan.train.output_dir.display()
     );
     Ok(())
+}
+
+/// Where the model's configuration comes from, with what `--config_overrides` changes in it.
+fn configuration(plan: &RunPlan, model: &dyn Model) -> String {
+    let source = model.config().source();
+    let changes: Vec<String> = match &plan.model {
+        ModelSource::Scratch { overrides, .. } => {
+            let shown = |value: &Value| value.as_str().map_or(value.to_string(), str::to_string);
+            let pairs = overrides.iter();
+            pairs
+                .map(|(name, value)| format!("{name}={}", shown(value)))
+                .collect()
+        }
+        ModelSource::Pretrained { .. } => Vec::new(),
+    };
+    match changes.is_empty() {
+        true => source.to_string(),
+        false => format!("{source} with {}", changes.join(", ")),
+    }
 }
 
 /// The run's graphs with what the compiler says of their memory.

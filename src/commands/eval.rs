@@ -7,12 +7,15 @@ use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
 use crate::engine::{Run, failed};
 use serde_json::Value;
+use std::io::IsTerminal;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     let record = run.evaluate()?.record(None, None);
     if *run.plan.train.flags.json {
         println!("{}", Value::Object(record.results()));
+    } else if std::io::stdout().is_terminal() {
+        print!("{}", record.table());
     } else {
         println!("{}", record.printed());
     }

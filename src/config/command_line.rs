@@ -6,11 +6,11 @@ use super::command::{COMMANDS, CommandInfo, CommandName, second_words};
 use super::config_file;
 use super::error::{Advice, Origin, UsageError};
 use super::flags::{Flag, Flags};
+use super::foreign::{self, Meaning};
 use super::help;
-use super::instead;
 use super::kind::{Form, parse_bool};
 use super::lookup;
-use super::nearest::nearest;
+use super::unexpected;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::Path;
@@ -125,13 +125,18 @@ impl Start {
             } else if is_settings_file(&word) {
                 return self.command_of_file(&words, word);
             } else {
-                return Err(unknown_command(&words, &word));
+                return Err(unexpected::command(&words, &word));
             }
         }
     }
 
     /// `xtrain train run.json`: the task is the one whose flags the file's keys are.
     fn command_of_file(&mut self, verb: &str, file: String) -> Result<Found, UsageError> {
+        Flags::new(CommandName::Doctor).take(
+            config_flag(),
+            std::slice::from_ref(&file),
+            Origin::CommandLine,
+        )?;
         let example = |info: &CommandInfo| format!("`xtrain {} {file}`", info.words);
         let tasks = || {
             let of_verb = |info: &&CommandInfo| info.words.split(' ').next() == Some(verb);
@@ -171,6 +176,10 @@ fn device() -> &'static Flag {
     lookup::find("device", CommandName::Doctor).expect("every command takes it")
 }
 
+fn config_flag() -> &'static Flag {
+    lookup::find("config", CommandName::Doctor).expect("every command takes it")
+}
+
 /// The words after the command.
 struct Reader {
     words: VecDeque<String>,
@@ -208,20 +217,9 @@ impl Reader {
         } else if is_settings_file(&word)
             && !self.given.iter().any(|(flag, _)| flag.name == "config")
         {
-            let config = lookup::find("config", self.command).expect("every command takes it");
-            self.give(config, vec![word]);
+            self.give(config_flag(), vec![word]);
         } else {
-            let problem = format!(
-                "unexpected word `{word}`: every setting of `xtrain {}` is a flag",
-                self.command.words()
-            );
-            self.mistakes.push(match instead::of_program(&word) {
-                Some(command) => UsageError::illegal(
-                    problem,
-                    format!("leave it out: in its place stands the command, {command}"),
-                ),
-                None => UsageError::CommandLine { problem },
-            });
+            self.mistakes.push(unexpected::word(&word, self.command));
         }
     }
 
@@ -359,10 +357,10 @@ impl Reader {
         let name = arg.trim_start_matches('-');
         let info = self.command.info();
         let elsewhere = lookup::commands_taking(name);
-        let habit = habit(name, info.id);
-        let of_launcher = instead::of_launcher(name).filter(|_| info.id == CommandName::Launch);
+        let is_own = matches!(foreign::of_flag(name, info.id), Some(Meaning::Flag(_)));
+        let of_launcher = foreign::of_launcher(name).filter(|_| info.id == CommandName::Launch);
         if let Some(starter) = self.starter()
-            && habit.is_none()
+            && !is_own
             && of_launcher.is_none()
             && elsewhere.iter().any(|words| *words != info.words)
         {
@@ -379,10 +377,11 @@ impl Reader {
             ));
             return;
         }
-        let own = || lookup::find(name, info.id).map(|flag| flag.name);
-        let advice = match habit.or_else(own) {
-            Some(meant) => Advice::Meant(meant.into()),
-            None => of_launcher.map_or_else(|| lookup::advice(name, info.id), Advice::Instead),
+        let advice = match (lookup::find(name, info.id), of_launcher) {
+            // With one hyphen for two.
+            (Some(own), _) => Advice::Meant(own.name.into()),
+            (None, Some(what)) if !is_own => Advice::Instead(what),
+            (None, _) => lookup::advice(name, info.id),
         };
         self.mistakes.push(UsageError::UnknownFlag {
             flag: arg.into(),
@@ -421,42 +420,6 @@ const STARTERS: &[Starter] = &[
 /// Whether a word is the first of a command that another one can start.
 fn begins_command(word: &str) -> bool {
     ["train", "eval", "bench"].contains(&word)
-}
-
-/// Short names that other tools have, and what they are here.
-const HABITS: &[(&[&str], &str)] = &[
-    (&["o", "out", "output"], "output_dir"),
-    (&["o", "out", "output_file"], "output"),
-    (&["m", "model"], "model_name_or_path"),
-    (&["c", "f"], "config"),
-    (&["t", "tokenizer"], "tokenizer_name"),
-    (&["d", "dataset"], "dataset_name"),
-    (&["b", "bs", "batch"], "per_device_train_batch_size"),
-    (&["e"], "num_train_epochs"),
-    (&["lr"], "learning_rate"),
-    (&["wd"], "weight_decay"),
-    (&["s"], "seed"),
-    (&["p"], "prompt"),
-    (
-        &["n", "np", "nproc", "nprocs", "num_processes", "num_gpus"],
-        "nproc_per_node",
-    ),
-    (&["num_machines", "num_nodes"], "nnodes"),
-    (&["machine_rank"], "node_rank"),
-    (
-        &["main_process_ip", "master_addr", "rdzv_host"],
-        "rdzv_endpoint",
-    ),
-];
-
-/// The flag of a command that a name of another tool means.
-fn habit(name: &str, command: CommandName) -> Option<&'static str> {
-    let name = name.replace('-', "_");
-    let mut found = HABITS
-        .iter()
-        .filter(|(short, _)| short.contains(&name.as_str()));
-    let found = found.find(|(_, name)| lookup::find(name, command).is_some());
-    found.map(|(_, name)| *name)
 }
 
 /// Whether a word is a flag rather than a value: it begins with a hyphen and is no number.
@@ -510,40 +473,6 @@ fn before_the_command(words: &str, arg: &str) -> UsageError {
         None => UsageError::CommandLine {
             problem: format!("unknown flag {arg} before the command"),
         },
-    }
-}
-
-fn unknown_command(before: &str, word: &str) -> UsageError {
-    let full = if before.is_empty() {
-        word.to_string()
-    } else {
-        format!("{before} {word}")
-    };
-    let first_words = COMMANDS
-        .iter()
-        .map(|info| info.words.split(' ').next().unwrap_or(info.words));
-    let nearest = match before {
-        "" => nearest(word, first_words),
-        // A wrong task: the nearest one or, where none is near, the first.
-        _ => {
-            let whole = || {
-                COMMANDS
-                    .iter()
-                    .map(|info| info.words)
-                    .filter(|words| words.starts_with(before))
-            };
-            nearest(&full, whole()).or_else(|| whole().next())
-        }
-    };
-    if let Some(command) = instead::of_program(word) {
-        return UsageError::illegal(
-            format!("unknown command `{full}`"),
-            format!("in its place stands {command}"),
-        );
-    }
-    UsageError::UnknownCommand {
-        word: full,
-        nearest: nearest.map(str::to_string),
     }
 }
 
@@ -652,7 +581,7 @@ mod tests {
                 "unknown flag --learning_rte for `xtrain train clm` | did you mean `--learning_rate`?",
                 "--learning_rate needs a value: a number that is 0 or more | ",
                 "unknown flag -o for `xtrain train clm` | did you mean `--output_dir`?",
-                "unexpected word `word`: every setting of `xtrain train clm` is a flag | `xtrain --help` shows how commands are written",
+                "unexpected word `word`: every setting of `xtrain train clm` is a flag | `xtrain train clm --help` lists them",
                 "--save_strategy needs a value: one of no, steps, epoch, best | ",
                 "unknown flag --lr for `xtrain train clm` | did you mean `--learning_rate`?",
                 "command line: `max_steps` must be a whole number that is at least -1, found `ten` | ",
@@ -728,7 +657,39 @@ mod tests {
             ),
             ("trian clm", "did you mean `xtrain train`?"),
             ("train mml", "did you mean `xtrain train mlm`?"),
-            ("eval translation", "did you mean `xtrain eval clm`?"),
+            (
+                "eval translation",
+                "models of an encoder with a decoder are not built; `xtrain train sft` learns completions of prompts",
+            ),
+            (
+                "eval xyz",
+                "the tasks of `xtrain eval` are clm, sft, mlm, cls, token-cls",
+            ),
+            ("train llm", "did you mean `xtrain train clm`?"),
+            ("predict ner", "did you mean `xtrain predict token-cls`?"),
+            (
+                "predict clm",
+                "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
+            ),
+            (
+                "train dpo",
+                "preference optimization (DPO and its kin) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
+            ),
+            (
+                "train foo.txt",
+                "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, mlm, cls, token-cls",
+            ),
+            ("sft", "did you mean `xtrain train sft`?"),
+            ("clm", "did you mean `xtrain train clm`?"),
+            ("mlm", "did you mean `xtrain train mlm`?"),
+            ("cls", "did you mean `xtrain train cls`?"),
+            ("token-cls", "did you mean `xtrain train token-cls`?"),
+            (
+                "chat",
+                "use `xtrain generate --chat --model_name_or_path DIR`",
+            ),
+            ("zzz", "`xtrain --help` lists the commands"),
+            ("cache prun", "did you mean `xtrain cache prune`?"),
             (
                 "generate --learning_rate 1",
                 "that one belongs to `xtrain train`, `xtrain compile`, `xtrain fit`; \
@@ -751,6 +712,75 @@ mod tests {
                 "use --eval_strategy steps instead",
             ),
             ("train clm --mlm", "use `xtrain train mlm` instead"),
+            // Nothing rather than a name that only looks like it.
+            (
+                "train clm --zos_token x",
+                "`xtrain train clm --help` lists what it takes",
+            ),
+            (
+                "train clm --eos_token x",
+                "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json",
+            ),
+            (
+                "train clm --loss_type dft",
+                "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
+            ),
+            ("train sft --eos_token x", "leave `eos_token` out"),
+            ("train sft --loss_type dft", "leave `loss_type` out"),
+            (
+                "train sft --use_peft",
+                "not built yet: LoRA and its kin; leave it out, and all parameters are trained",
+            ),
+            ("train clm --max_length 3", "did you mean `--block_size`?"),
+            (
+                "train clm --batch_size 3",
+                "did you mean `--per_device_train_batch_size`?",
+            ),
+            (
+                "eval clm --batch_size 3",
+                "did you mean `--per_device_eval_batch_size`?",
+            ),
+            ("bench --batch_size 3", "did you mean `--batch`?"),
+            (
+                "train clm --eval_file x",
+                "did you mean `--validation_file`?",
+            ),
+            (
+                "train clm --labels a,b",
+                "that one belongs to `xtrain train cls`, `xtrain train token-cls`; `xtrain train clm --help` lists what this command takes",
+            ),
+            ("train clm foo.txt", "write it as --train_file foo.txt"),
+            (
+                "eval clm s3://b/foo.txt",
+                "write it as --validation_file s3://b/foo.txt",
+            ),
+            ("predict cls foo.csv", "write it as --test_file foo.csv"),
+            (
+                "train clm org/name",
+                "write it as --model_name_or_path org/name",
+            ),
+            ("bench gpt2", "write it as --model_type gpt2"),
+            (
+                "train clm lr=3 learning_rate=1e-4",
+                "`xtrain train clm --help` lists them",
+            ),
+            (
+                "train clm learning_rate=1e-4",
+                "write it as --learning_rate=1e-4",
+            ),
+            ("train clm --device gpu", "use cuda, for NVIDIA cards"),
+            (
+                "train clm --device cuda:1",
+                "use cuda, with --visible_devices 1",
+            ),
+            (
+                "train s3://b/run.json",
+                "copy it to this machine first, and give its path",
+            ),
+            (
+                "train clm --output_dir s3://b/out",
+                "give a path on this machine, and copy what is written there afterwards",
+            ),
             (
                 "train clm --optim paged_lion_8bit",
                 "use lion_32bit: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
@@ -777,7 +807,13 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                typed(line).unwrap_err().hint().as_deref(),
+                typed(line)
+                    .unwrap_err()
+                    .each()
+                    .next()
+                    .unwrap()
+                    .hint()
+                    .as_deref(),
                 Some(hint),
                 "{line}"
             );

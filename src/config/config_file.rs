@@ -160,7 +160,7 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
     let (entries, fix) = if is_json {
         (
             read_json(&text),
-            "keys are flag names, as in `{\"learning_rate\": 5e-5}`",
+            "keys are flag names, as in `{\"learning_rate\": 5e-5}`; a file of data goes to --train_file",
         )
     } else {
         (
@@ -627,7 +627,7 @@ mod tests {
             (
                 "a.json",
                 "[1]",
-                "a.json:1: not a JSON object | keys are flag names, as in `{\"learning_rate\": 5e-5}`",
+                "a.json:1: not a JSON object | keys are flag names, as in `{\"learning_rate\": 5e-5}`; a file of data goes to --train_file",
             ),
         ] {
             assert_eq!(read(name, text).unwrap_err(), message);

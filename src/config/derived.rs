@@ -79,6 +79,29 @@ impl Flags {
         EVAL.contains(self.command) || self.do_eval.unwrap_or(by_strategy)
     }
 
+    /// That `--do_eval` alone does not train, and random weights are evaluated only where they were
+    /// asked for: what the user is told once, by the first process.
+    pub fn evaluation_note(&self) -> Option<String> {
+        let is_first = self.member().ok()?.is_none_or(|member| member.rank == 0);
+        let is_random = EVAL.contains(self.command) && !self.model_name_or_path.is_given();
+        if !is_first {
+            None
+        } else if is_random {
+            Some("the model has random weights: no --model_name_or_path is given".into())
+        } else if TRAINING.contains(self.command) && !self.trains() && !self.do_train.is_given() {
+            Some("--do_eval without --do_train only evaluates; add --do_train to train, too".into())
+        } else {
+            None
+        }
+    }
+
+    /// Whether a flag was given with a value that could not be read, so that nobody knows what is missing.
+    pub fn is_mistaken(&self, name: &str) -> bool {
+        self.mistakes
+            .iter()
+            .any(|mistake| mistake.flag() == Some(name))
+    }
+
     /// Whether the rows of the test files are labelled.
     pub fn predicts(&self) -> bool {
         PREDICT.contains(self.command) || *self.do_predict

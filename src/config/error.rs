@@ -54,6 +54,14 @@ pub enum UsageError {
         advice: Advice,
     },
 
+    #[error("unexpected word `{word}`: every setting of `xtrain {command}` is a flag")]
+    UnexpectedWord {
+        word: String,
+        command: &'static str,
+        /// The flag whose value it probably is, as it would be written.
+        meant: Option<(&'static str, String)>,
+    },
+
     #[error("unknown command `{word}`")]
     UnknownCommand {
         word: String,
@@ -74,6 +82,15 @@ pub enum UsageError {
         found: String,
         /// What was probably meant.
         nearest: Option<&'static str>,
+    },
+
+    /// A value whose form is wrong; `shown` is the flag as the user knows it.
+    #[error("{shown}: {problem}")]
+    Malformed {
+        name: &'static str,
+        shown: String,
+        problem: String,
+        fix: &'static str,
     },
 
     #[error("--{name} needs a value: {expected}")]
@@ -165,7 +182,12 @@ impl UsageError {
                 ..
             } => Some(name),
             UsageError::BadValue { name, .. } | UsageError::Refused { name, .. } => Some(name),
+            UsageError::Malformed { name, .. } => Some(name),
             UsageError::NoValue { name, .. } => Some(name),
+            UsageError::UnexpectedWord {
+                meant: Some((name, _)),
+                ..
+            } => Some(name),
             _ => None,
         }
     }
@@ -179,6 +201,10 @@ impl UsageError {
             UsageError::UnknownKey {
                 command, advice, ..
             } => Some(advice.sentence(command, "")),
+            UsageError::UnexpectedWord { meant, command, .. } => Some(match meant {
+                Some((_, written)) => format!("write it as {written}"),
+                None => format!("`xtrain {command} --help` lists them"),
+            }),
             UsageError::UnknownCommand {
                 nearest: Some(name),
                 ..
@@ -199,6 +225,7 @@ impl UsageError {
                 None => format!("leave `{name}` out"),
                 Some(instead) => format!("use {instead} instead"),
             }),
+            UsageError::Malformed { fix, .. } => Some((*fix).into()),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
             UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => {
                 Some(fix.clone())

@@ -146,7 +146,7 @@ Run {
     color: Colors = "auto", ALL;
     /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
     /// runs
-    watched: Words, TOP, name "run";
+    watched: RunPaths, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
     /// Print the run's state once, as text, and exit
@@ -156,7 +156,7 @@ Run {
     neuron_monitor: Option<PathBuf>, TOP;
     /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
     /// default: output/quickstart
-    output_dir: Option<PathBuf>, TRAIN_EVAL | QUICKSTART | SWEEP;
+    output_dir: Option<WrittenPath>, TRAIN_EVAL | QUICKSTART | SWEEP;
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
@@ -170,7 +170,7 @@ Run {
     /// Label the rows of test_file at the end, into predictions.csv (token-cls: .jsonl or .conll)
     do_predict: bool = "false", TRAIN_LABELLED, processes agree;
     /// The file to write; default: standard output
-    output_file: Option<PathBuf>, PREDICT;
+    output_file: Option<WrittenPath>, PREDICT;
     /// Print the resolved plan and what it will compile and hold in memory (prune: what would
     /// go), then stop
     dry_run: bool = "false", TRAINING | CACHE_PRUNE;
@@ -183,15 +183,15 @@ Run {
     check: bool = "false", COMPILE;
     /// Compile nothing; write each graph to this directory as HLO and StableHLO, with the
     /// device compiler's command lines
-    export: Option<PathBuf>, COMPILE;
+    export: Option<WrittenPath>, COMPILE;
     /// Random seed for initial weights, example order, dropout and sampling
     seed: u64 = "42", TRAIN | GENERATE | BENCH | QUICKSTART | EVAL, processes agree;
     /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
-    cache_dir: Option<PathBuf>, ON_A_DEVICE | CACHE;
+    cache_dir: Option<CachePath>, ON_A_DEVICE | CACHE;
     /// Runs: output directories of xtrain or transformers, or a sweep's for all of its runs,
     /// trainer_state.json files, logs that hold the Trainer's records
-    runs: Words, REPORT, name "run";
+    runs: RunPaths, REPORT, name "run";
     /// The command that each process runs, after --: train or eval with its flags
     launched: Words, LAUNCH, name "command";
     /// The command to measure, after --: bench or train with the flags of a run on one device
@@ -201,19 +201,19 @@ Run {
 }
 Model {
     /// Directory with config.json and model.safetensors, or a model's name on the Hub
-    model_name_or_path: Option<PathBuf>, READING | GENERATE | BENCH;
+    model_name_or_path: Option<ModelPath>, READING | GENERATE | BENCH;
     /// Architecture to train from random weights: decoders for clm, encoders for mlm, either
     /// for cls
     model_type: Option<ModelType>, TRAIN_EVAL | BENCH;
     /// Sizes for random weights: a released model's name (gpt2, gpt-neo-125m, gpt-j-6b,
     /// bert-base-uncased, bert-mini, roberta-base, albert-base-v2, ...), or a config.json or
     /// the directory that holds one
-    config_name: Option<String>, TRAIN_EVAL | BENCH;
+    config_name: Option<ModelName>, TRAIN_EVAL | BENCH;
     /// Changes to that configuration, as n_layer=4,n_embd=256; random weights only
     config_overrides: Option<Overrides>, TRAIN_EVAL | BENCH;
     /// Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub;
     /// default: the model's
-    tokenizer_name: Option<PathBuf>, READING | GENERATE;
+    tokenizer_name: Option<ModelPath>, READING | GENERATE;
     /// Lowercase the text or keep its case (BERT's and ALBERT's tokenizers; a saved model keeps
     /// the setting); default: the tokenizer's own setting
     do_lower_case: Option<bool>, READING;
@@ -248,7 +248,7 @@ Data {
     validation_file: Paths, TRAIN_EVAL, processes differ;
     /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
     /// is not given
-    dataset_name: Option<String>, READING;
+    dataset_name: Option<DatasetName>, READING;
     /// Configuration of the data set; required if it has several
     dataset_config_name: Option<String>, READING;
     /// Percent of the training set to validate on without validation_file: the first lines of a
@@ -478,7 +478,7 @@ Logging {
     report_to: TrackerNames = "none", TRAIN;
     /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
     /// runs/TIME_HOST in output_dir
-    logging_dir: Option<PathBuf>, TRAIN;
+    logging_dir: Option<WrittenPath>, TRAIN;
     /// Name of the run in MLflow; default: the name of output_dir
     run_name: Option<String>, TRAIN;
     /// At the end write report.html and loss.png to output_dir, or not; `xtrain report` makes it later, too
@@ -632,9 +632,9 @@ Measurement {
     /// Repetitions per degree; the median is reported
     repeats: Count<1> = "3", SCALING;
     /// Plot throughput by degree to this SVG file
-    plot: Option<PathBuf>, SCALING;
+    plot: Option<WrittenPath>, SCALING;
     /// Write table and plot to this HTML file
-    html: Option<PathBuf>, SCALING;
+    html: Option<WrittenPath>, SCALING;
     /// The run that the others are compared with, as it was named; default: the first
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
@@ -645,7 +645,7 @@ Measurement {
     png: bool = "false", REPORT;
     /// The file to write, with each format's ending; default: report.html, for markdown or json
     /// alone standard output
-    report_file: Option<PathBuf>, REPORT, name "output";
+    report_file: Option<WrittenPath>, REPORT, name "output";
     /// Compare the training losses of two runs step by step and smoothed, and write no page
     compare_losses: bool = "false", REPORT;
     /// With compare_losses: what losses are aligned by; auto: step if it is the same work in
@@ -709,7 +709,7 @@ Cache {
     /// graphs
     modules_only: bool = "false", CACHE_EXPORT;
     /// The tar file
-    file: Option<PathBuf>, CACHE_EXPORT | CACHE_IMPORT;
+    file: Option<ArchivePath>, CACHE_EXPORT | CACHE_IMPORT;
 }}
 
 // Names of TrainingArguments, run_clm, run_mlm, run_glue and run_ner without a flag. A setting that
@@ -806,7 +806,14 @@ LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
 }
 SFT {
-    packing eval_packing padding_free: FALSE, "each example is a row of its own; pad_to_bucket and group_by_length save padding";
+    packing eval_packing padding_free: FALSE, "packing is not built yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
+    packing_strategy: ANYWAY, "nothing is packed";
+    truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
+    loss_type: only(&["nll", "chunked_nll"]), "not built yet: the loss is the cross-entropy of tokens (nll)";
+    eos_token pad_token: NONE, "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
+    chat_template_path: NONE, "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
+    pad_to_multiple_of: NONE, "not built yet; pad_to_bucket has the lengths to pad to";
+    dataset_kwargs model_init_kwargs: NONE, "not built yet: they are arguments of Python functions";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

@@ -89,6 +89,11 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     Ok(flags)
 }
 
+/// Whether something that is named is the Hub's.
+pub fn is_asked(flags: &Flags) -> bool {
+    flags.dataset_name.is_given() || repositories(flags).iter().any(Option::is_some)
+}
+
 /// The names of model, tokenizer and configuration on the Hub, each if it is one.
 fn repositories(flags: &Flags) -> [Option<String>; 3] {
     let named = |path: &Option<PathBuf>| {

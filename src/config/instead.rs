@@ -1,6 +1,6 @@
 //! What stands in the place of settings that drive another library (DeepSpeed's file, PyTorch's FSDP
-//! and its relatives), of values that only PyTorch has, and of names that other scripts and launchers
-//! have. Each function names the flags that do the same, or nothing if there is nothing to name.
+//! and its relatives), and of values that only other programs have. Each function names the flags that
+//! do the same, or nothing if there is nothing to name.
 
 use crate::checkpoint::files;
 use serde_json::Value;
@@ -128,6 +128,7 @@ pub fn of_value(name: &str, value: &str) -> Option<String> {
         "attn_implementation" if has(&["sdpa", "flash", "flex", "paged"]) => Some(
             "leave `attn_implementation` out: attention is fused wherever the device can".into(),
         ),
+        "device" => of_device(&value),
         "torch_dtype" if value == "float16" => Some(
             "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's".into(),
         ),
@@ -135,205 +136,24 @@ pub fn of_value(name: &str, value: &str) -> Option<String> {
     }
 }
 
-/// Names of older scripts of transformers, of its relatives and of launchers, with what does the
-/// same here.
-const OF_OTHERS: &[(&[&str], &str)] = &[
-    (
-        &["evaluate_during_training"],
-        "use --eval_strategy steps instead",
-    ),
-    (&["evaluate"], "use --do_eval instead"),
-    (&["mlm"], "use `xtrain train mlm` instead"),
-    (&["wwm"], "use --whole_word_mask instead"),
-    (
-        &["data_dir", "remove_splits"],
-        "use --train_file, --validation_file and --test_file instead",
-    ),
-    (
-        &["mixed_precision", "amp", "use_amp", "half_precision"],
-        "use --bf16 or --fp16 instead",
-    ),
-    (
-        &["n_gpu", "num_gpus", "multi_gpu", "num_cores"],
-        "use --data_parallel N instead",
-    ),
-    (
-        &["num_processes", "num_machines", "machine_rank", "nprocs"],
-        "use `xtrain launch --nproc_per_node N -- train ...` instead",
-    ),
-    (
-        &["xla", "use_xla", "tpu", "use_tpu", "torch_xla"],
-        "leave it out: every step is compiled by XLA",
-    ),
-    (
-        &[
-            "use_peft",
-            "use_lora",
-            "lora_r",
-            "lora_rank",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target_modules",
-            "target_modules",
-        ],
-        "leave it out: all parameters are trained",
-    ),
-    (
-        &[
-            "load_in_8bit",
-            "load_in_4bit",
-            "quantization_config",
-            "bnb_4bit_compute_dtype",
-            "bnb_4bit_quant_type",
-        ],
-        "leave it out or, for weights of half the size, use --torch_dtype bfloat16",
-    ),
-    (
-        &["shuffle_train_dataset", "shuffle_seed"],
-        "leave it out: training examples are always shuffled, by --seed or --data_seed",
-    ),
-    (
-        &["column_delimiter"],
-        "leave it out: files named .csv are split at commas, .tsv at tabs",
-    ),
-    (
-        &[
-            "wandb_project",
-            "wandb_run_name",
-            "use_wandb",
-            "with_tracking",
-        ],
-        "use --report_to tensorboard or mlflow, and --run_name, instead",
-    ),
-    (&["num_warmup_steps"], "use --warmup_steps instead"),
-    (&["checkpointing_steps"], "use --save_steps instead"),
-    (&["max_train_steps"], "use --max_steps instead"),
-];
-
-/// The same for launchers: torchrun, accelerate, deepspeed.
-const OF_LAUNCHERS: &[(&[&str], &str)] = &[
-    (
-        &[
-            "master_port",
-            "main_process_port",
-            "rdzv_backend",
-            "rdzv_id",
-            "rdzv_conf",
-            "standalone",
-            "local_addr",
-        ],
-        "leave it out: processes of one machine find each other, those of several by --rdzv_endpoint HOST:PORT",
-    ),
-    (
-        &[
-            "hostfile",
-            "include",
-            "exclude",
-            "gpu_ids",
-            "num_cpu_threads_per_process",
-        ],
-        "leave it out: start it on each machine, with --nnodes N --node_rank I --rdzv_endpoint HOST:PORT",
-    ),
-    (
-        &[
-            "config_file",
-            "multi_gpu",
-            "tpu",
-            "cpu",
-            "use_cpu",
-            "mixed_precision",
-            "use_fsdp",
-            "use_deepspeed",
-            "deepspeed_config_file",
-            "zero_stage",
-            "fsdp_sharding_strategy",
-            "dynamo_backend",
-        ],
-        "leave it out: what the processes run on and how are flags of the command after --, as in `-- train clm --device cuda --bf16 --shard_parallel 8`",
-    ),
-    (
-        &[
-            "module",
-            "m",
-            "no_python",
-            "log_dir",
-            "redirects",
-            "tee",
-            "monitor_interval",
-            "start_method",
-            "role",
-        ],
-        "leave it out: output of all processes comes together, and the launcher watches them by itself",
-    ),
-];
-
-/// The programs of transformers, PyTorch and accelerate, with the commands that do the same.
-const OF_PROGRAMS: &[(&[&str], &str)] = &[
-    (
-        &[
-            "run_clm.py",
-            "run_clm_no_trainer.py",
-            "run_language_modeling.py",
-        ],
-        "`xtrain train clm`",
-    ),
-    (
-        &["run_mlm.py", "run_mlm_no_trainer.py", "run_mlm_wwm.py"],
-        "`xtrain train mlm`",
-    ),
-    (
-        &[
-            "run_glue.py",
-            "run_glue_no_trainer.py",
-            "run_xnli.py",
-            "run_classification.py",
-        ],
-        "`xtrain train cls`",
-    ),
-    (
-        &["run_ner.py", "run_ner_no_trainer.py"],
-        "`xtrain train token-cls`",
-    ),
-    (&["run_generation.py"], "`xtrain generate`"),
-    (
-        &[
-            "torchrun",
-            "accelerate",
-            "deepspeed",
-            "xla_spawn.py",
-            "neuron_parallel_compile",
-        ],
-        "`xtrain launch --nproc_per_node N -- train ...` or, to compile ahead, `xtrain compile ...`",
-    ),
-    (
-        &["python", "python3"],
-        "a command: `xtrain --help` lists them",
-    ),
-];
-
-/// For a program's name, perhaps with its path: the command that does the same.
-pub fn of_program(word: &str) -> Option<&'static str> {
-    let name = Path::new(word).file_name()?.to_str()?;
-    let found = OF_PROGRAMS.iter().find(|(names, _)| names.contains(&name));
-    found.map(|(_, command)| *command)
-}
-
-/// For a flag that only launchers of PyTorch have: what does the same here.
-pub fn of_launcher(name: &str) -> Option<&'static str> {
-    let name = name.replace('-', "_");
-    let found = OF_LAUNCHERS
-        .iter()
-        .find(|(names, _)| names.contains(&name.as_str()));
-    found.map(|(_, what)| *what)
-}
-
-/// For a name that only other programs have: what does the same here.
-pub fn of_name(name: &str) -> Option<&'static str> {
-    let name = name.replace('-', "_");
-    let found = OF_OTHERS
-        .iter()
-        .find(|(names, _)| names.contains(&name.as_str()));
-    found.map(|(_, what)| *what)
+/// For a name of a device that other programs have.
+fn of_device(value: &str) -> Option<String> {
+    let is = |names: &[&str]| names.iter().any(|name| value.starts_with(name));
+    if let Some(number) = value.strip_prefix("cuda:") {
+        Some(format!("use cuda, with --visible_devices {number}"))
+    } else if is(&[
+        "gpu", "nvidia", "h100", "h200", "a100", "a10g", "b200", "v100", "l4",
+    ]) {
+        Some("use cuda, for NVIDIA cards".into())
+    } else if is(&["trn", "trainium", "inf1", "inf2", "inferentia", "xla"]) {
+        Some("use neuron, for AWS Trainium and Inferentia".into())
+    } else if is(&[
+        "mps", "metal", "tpu", "xpu", "hpu", "npu", "rocm", "hip", "amd",
+    ]) {
+        Some("there is no support for it; cpu runs everywhere".into())
+    } else {
+        None
+    }
 }
 
 /// A JSON object, or the file that holds one.

@@ -4,6 +4,7 @@
 //! understood in two ways.
 
 use super::command::CommandName;
+use crate::data::remote;
 use std::fmt::{self, Debug};
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -175,7 +176,7 @@ kinds! {
     for Interval = Form::Number, "N", "a whole number that is at least 1, or a share of all steps between 0 and 1", interval;
     for Degree = Form::Number, "N|auto", "a whole number that is at least 1, or auto", degree;
     for String = Form::Word, "TEXT", "a text", |text| Ok(text.into());
-    for PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
+    for PathBuf = Form::Word, "PATH", "a path", |text| here(text, "copy it to this machine first, and give its path");
 }
 
 kinds! {
@@ -193,8 +194,50 @@ kinds! {
     struct Bytes: u64 = Form::Number, "SIZE", "a size such as 500MB or 10GiB", |text| parse_bytes(text).ok_or(Wrong::Kind);
     /// Free text, which may be empty or begin with a hyphen.
     struct Prose: String = Form::Prose, "TEXT", "a text", |text| Ok(text.into());
+    /// A file or directory that is written.
+    struct WrittenPath: PathBuf = Form::Word, "PATH", "a path",
+        |text| here(text, "give a path on this machine, and copy what is written there afterwards");
+    /// A tar file, read or written.
+    struct ArchivePath: PathBuf = Form::Word, "PATH", "a path",
+        |text| here(text, "give a path on this machine, and copy the file from there or to there");
+    /// The directory of tokenized text and compiled graphs.
+    struct CachePath: PathBuf = Form::Word, "PATH", "a path",
+        |text| here(text, "give a directory on this machine; `xtrain cache export` and `xtrain cache import` carry graphs to other machines");
+    /// A directory or file of a model, or its name on the Hub.
+    struct ModelPath: PathBuf = Form::Word, "PATH", "a path",
+        |text| here(text, "copy it to this machine first, and give its path; a model on the Hub is NAME or ORGANIZATION/NAME");
+    /// The same, or the name of a preset.
+    struct ModelName: String = Form::Word, "TEXT", "a text",
+        |text| ModelPath::parse(text).map(shown);
+    /// The name of a data set on the Hub.
+    struct DatasetName: String = Form::Word, "TEXT", "a text",
+        |text| here(text, "give its name on the Hub, as ORGANIZATION/NAME, or its files with --train_file, which reads s3:// and https:// too").map(shown);
+    /// A file of data; rules look at its scheme.
+    struct DataPath: PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
+    /// The output of a run.
+    struct RunPath: String = Form::Word, "PATH", "a path", |text| PathBuf::parse(text).map(shown);
     /// The kind of flags that are known but not built.
     struct Anything: String = Form::Anything, "TEXT", "a text", |text| Ok(text.into());
+}
+
+/// A path on this machine, also as a `file://` URL. Other schemes are refused, because a path that
+/// begins with one would be made here, as a directory of that name.
+fn here(text: &str, fix: &'static str) -> Result<PathBuf, Wrong> {
+    let path = remote::local(text.into());
+    match remote::scheme(&path) {
+        None => Ok(path),
+        Some(scheme) => Err(Wrong::Form {
+            problem: format!(
+                "{text} is not on this machine, and {scheme}:// is not supported here"
+            ),
+            fix,
+        }),
+    }
+}
+
+/// The text of a path that came from one.
+fn shown(path: PathBuf) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// A whole number from `MIN` to `MAX`. No count of steps, rows, tokens or devices goes beyond the
@@ -299,7 +342,7 @@ macro_rules! lists {
         pub struct $kind;
 
         impl Kind for $kind {
-            type Value = Vec<$item>;
+            type Value = Vec<<$item as Kind>::Value>;
             const FORM: Form = Form::$form;
             const PLACEHOLDER: &'static str = $placeholder;
 
@@ -307,11 +350,11 @@ macro_rules! lists {
                 $expected.into()
             }
 
-            fn parse(text: &str) -> Result<Vec<$item>, Wrong> {
+            fn parse(text: &str) -> Result<Self::Value, Wrong> {
                 Ok(vec![<$item>::parse(text)?])
             }
 
-            fn parse_all(texts: &[String]) -> Result<Vec<$item>, Wrong> {
+            fn parse_all(texts: &[String]) -> Result<Self::Value, Wrong> {
                 if texts.is_empty() {
                     return Err(Wrong::Kind);
                 }
@@ -320,7 +363,7 @@ macro_rules! lists {
         }
 
         impl Optional for $kind {
-            fn absent() -> Vec<$item> {
+            fn absent() -> Self::Value {
                 Vec::new()
             }
         }
@@ -329,11 +372,13 @@ macro_rules! lists {
 
 lists! {
     /// One or more paths.
-    Paths: PathBuf = List, "FILE", "one or more paths";
+    Paths: DataPath = List, "FILE", "one or more paths";
     /// One or more texts.
     Texts: String = List, "TEXT", "one or more texts";
     /// One or more words after the command.
     Words: String = Positional, "ID", "one or more words";
+    /// Output directories of runs.
+    RunPaths: RunPath = Positional, "ID", "one or more words";
 }
 
 /// The spellings that Hugging Face's argument parser takes.
@@ -490,6 +535,42 @@ mod tests {
         assert!(BelowOne::parse("1").is_err());
         assert!(Percent::parse("99.5").is_ok());
         assert!(Percent::parse("100").is_err());
+    }
+
+    #[test]
+    fn schemes_are_refused_and_files_are_paths() {
+        fn refuses<K: Kind>(text: &str) -> bool {
+            matches!(K::parse(text), Err(Wrong::Form { problem, .. }) if problem.contains(text))
+        }
+        for text in [
+            "s3://bucket/out",
+            "S3://bucket/out",
+            "s3:/bucket/out",
+            "gs://b/x",
+            "hdfs://host:9000/x",
+            "abfss://c@a.example/x",
+            "https://example.org/x",
+            "hf://datasets/x",
+            "dbfs:/x",
+            "file://other-host/x",
+            " s3://b/x",
+        ] {
+            assert!(refuses::<PathBuf>(text), "{text}");
+            assert!(refuses::<Option<WrittenPath>>(text), "{text}");
+            assert!(refuses::<Option<ModelPath>>(text), "{text}");
+            assert!(refuses::<Option<ModelName>>(text), "{text}");
+            assert!(refuses::<CachePath>(text), "{text}");
+            assert!(refuses::<ArchivePath>(text), "{text}");
+            assert!(refuses::<DatasetName>(text), "{text}");
+            assert!(RunPaths::parse(text).is_err(), "{text}");
+            assert_eq!(Paths::parse(text), Ok(vec![text.into()]));
+        }
+        for text in [
+            "out", "./a:b/c", "/x/s3:/y", "c:/x", "a:b", "org/name", "12:00/x",
+        ] {
+            assert_eq!(WrittenPath::parse(text), Ok(text.into()), "{text}");
+        }
+        assert_eq!(WrittenPath::parse("file:///x/y"), Ok("/x/y".into()));
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! Flags by name, and how a text becomes a flag's value.
 
-use super::command::sets::TRAIN_EVAL;
 use super::command::{COMMANDS, CommandName, second_words};
 use super::error::{Advice, Asked, Origin, UsageError};
 use super::flags::{FLAGS, Flag, Flags, Support, UNBUILT};
-use super::instead;
-use super::kind::{Wrong, parse_bool};
+use super::foreign::{self, Meaning};
+use super::kind::{Form, Wrong, parse_bool};
 use super::nearest::nearest;
 
 /// Every flag, the built ones first.
@@ -32,14 +31,19 @@ pub fn commands_taking(name: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// Of commands that take a name those that matter to who typed `command`: of its own task, if any
-/// are. A verb stands for all its tasks.
+/// Of commands that take a name those that matter to who typed `command`: of its own task, else of its
+/// own verb, if any are. A verb stands for all its tasks.
 fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static str> {
     let split = |words: &'static str| words.split_once(' ');
-    let own = split(command.words()).map(|(_, task)| task);
-    let is_same = |words: &&'static str| own.is_some() && split(words).map(|(_, task)| task) == own;
-    if commands.iter().any(is_same) {
-        return commands.into_iter().filter(is_same).collect();
+    let own = split(command.words());
+    let task = |words: &&'static str| Some(split(words)?.1 == own?.1);
+    let verb = |words: &&'static str| Some(split(words)?.0 == own?.0);
+    for is_same in [&task as &dyn Fn(&&'static str) -> Option<bool>, &verb] {
+        let same = commands.iter().filter(|words| is_same(words) == Some(true));
+        let same: Vec<&str> = same.copied().collect();
+        if !same.is_empty() {
+            return same;
+        }
     }
     let of_verb = |verb: &str| {
         let verbs = commands.iter().filter_map(|words| split(words));
@@ -54,15 +58,17 @@ fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static s
     found
 }
 
-/// What to say about a name that a command does not take. Names that are not built are not
-/// suggested.
+/// What to say about a name that a command does not take: what another program means by it, which
+/// other command takes it, or the name that was mistyped. Names that are not built are not suggested.
 pub fn advice(name: &str, command: CommandName) -> Advice {
+    match foreign::of_flag(name, command) {
+        Some(Meaning::Flag(flag)) => return Advice::Meant(flag.into()),
+        Some(Meaning::Text(text)) => return Advice::Instead(text),
+        None => {}
+    }
     let elsewhere = commands_taking(name);
     if !elsewhere.is_empty() {
         return Advice::BelongsTo(shortest(elsewhere, command));
-    }
-    if let Some(what) = instead::of_name(name).filter(|_| TRAIN_EVAL.contains(command)) {
-        return Advice::Instead(what);
     }
     let known = of(command)
         .filter(|flag| flag.is_built())
@@ -150,9 +156,15 @@ fn refused(
             format!("`{text}`, which is more than {most}"),
             origin,
         ),
-        Wrong::Form { problem, fix } => {
-            UsageError::illegal(format!("--{}: {problem}", flag.name), fix)
-        }
+        Wrong::Form { problem, fix } => UsageError::Malformed {
+            name: flag.name,
+            shown: match flag.kind.form {
+                Form::Positional => command.words().into(),
+                _ => format!("--{}", flag.name),
+            },
+            problem,
+            fix,
+        },
     }
 }
 

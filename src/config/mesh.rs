@@ -28,21 +28,21 @@ pub fn degrees(flags: &Flags) -> [&Setting<Degree>; 4] {
 pub fn mesh(flags: &Flags) -> Result<Mesh, UsageError> {
     let settings = degrees(flags);
     let mut degrees = settings.map(|degree| degree.count().unwrap_or(1));
+    let given: Vec<(&str, usize)> = settings
+        .iter()
+        .zip(degrees)
+        .filter(|(_, degree)| *degree > 1)
+        .map(|(setting, degree)| (setting.name(), degree))
+        .collect();
+    let others = product(&given)?;
     let world = processes(flags).map(|(world, _)| world);
     if let Some(axis) = automatic(flags)? {
         let name = settings[axis].name();
-        let given: Vec<(&str, usize)> = settings
-            .iter()
-            .zip(degrees)
-            .filter(|(_, degree)| *degree > 1)
-            .map(|(setting, degree)| (setting.name(), degree))
-            .collect();
         degrees[axis] = share(name, devices(flags, name)?, &given)?;
     } else if let Some(world) = world
         && !flags.data_parallel.is_given()
     {
         // The fewest with which each process has as many devices.
-        let others: usize = degrees[1..].iter().product();
         degrees[0] = (1..=world)
             .find(|data| (data * others).is_multiple_of(world))
             .unwrap_or(1);
@@ -54,6 +54,35 @@ pub fn mesh(flags: &Flags) -> Result<Mesh, UsageError> {
         shard,
         tensor,
     })
+}
+
+/// More than any job has.
+const MOST_DEVICES: usize = 1 << 20;
+
+/// The product of degrees.
+///
+/// # Errors
+/// No job has as many devices.
+pub fn product(given: &[(&str, usize)]) -> Result<usize, UsageError> {
+    let mut degrees = given.iter().map(|(_, degree)| *degree);
+    let product = degrees.try_fold(1usize, usize::checked_mul);
+    product
+        .filter(|devices| *devices <= MOST_DEVICES)
+        .ok_or_else(|| {
+            let verb = if given.len() == 1 { "is" } else { "are" };
+            UsageError::illegal(
+                format!("{} {verb} more than {MOST_DEVICES} devices", times(given)),
+                "lower it to the number of devices that the job has",
+            )
+        })
+}
+
+/// Degrees as they were given, multiplied.
+fn times(given: &[(&str, usize)]) -> String {
+    let shown = given
+        .iter()
+        .map(|(name, degree)| format!("--{name} {degree}"));
+    shown.collect::<Vec<_>>().join(" times ")
 }
 
 /// The axis whose degree is `auto`, as its index in [`degrees`].
@@ -88,7 +117,7 @@ pub fn note(flags: &Flags) -> Option<String> {
 
 /// The devices divided by the degrees that are given.
 fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, UsageError> {
-    let others: usize = given.iter().map(|(_, degree)| degree).product();
+    let others = product(given)?;
     if devices.is_multiple_of(others) {
         return Ok(devices / others);
     }
@@ -98,14 +127,10 @@ fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, U
         (others + 1..=devices).find(dividing),
     ];
     let near: Vec<String> = near.into_iter().flatten().map(|n| n.to_string()).collect();
-    let shown: Vec<String> = given
-        .iter()
-        .map(|(own, degree)| format!("--{own} {degree}"))
-        .collect();
     refuse(
         format!(
             "--{name} auto: {devices} devices cannot be divided by {}",
-            shown.join(" times ")
+            times(given)
         ),
         if let [(own, _)] = given {
             format!("set --{own} to {}", near.join(" or "))
@@ -186,6 +211,33 @@ mod tests {
             ),
             Ok(4)
         );
+    }
+
+    /// A product that wrapped around would be a small number of devices.
+    #[test]
+    fn products_of_degrees_are_checked() {
+        assert_eq!(product(&[]), Ok(1));
+        assert_eq!(
+            product(&[("shard_parallel", 8), ("tensor_parallel", 4)]),
+            Ok(32)
+        );
+        let most = 1 << 31;
+        for given in [
+            vec![("data_parallel", MOST_DEVICES + 1)],
+            vec![
+                ("shard_parallel", most),
+                ("tensor_parallel", most),
+                ("pipeline_parallel", 4),
+            ],
+            vec![("shard_parallel", usize::MAX), ("tensor_parallel", 2)],
+        ] {
+            let error = product(&given).unwrap_err().to_string();
+            assert!(error.contains("more than 1048576 devices"), "{error}");
+            assert_eq!(
+                share("data_parallel", 8, &given).unwrap_err().to_string(),
+                error
+            );
+        }
     }
 
     #[test]

@@ -283,7 +283,11 @@ the steps' losses, and clip its gradient; here it is the mean, as without accumu
 
 A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
 place in the data follows from the number of steps. A checkpoint of transformers' Trainer can't be resumed, since its optimizer is a Python object;
-`--model_name_or_path` starts from its weights. In transformers `do_train` must be given to train; here it is the default.
+`--model_name_or_path` starts from its weights. In transformers `do_train` must be given to train; here it is the default. `--do_eval` alone
+only evaluates, as in transformers; a note says so, and random weights are refused.
+
+SageMaker's `--mp_parameters` become the flags for the same mesh. With `tensor_parallel_degree` T its library reads T batches in a tensor-parallel
+group unless `prescaled_batch` is true; here the T devices share one batch. A note names the batch size that has as many examples a step.
 ";
 
 /// Where a setting is something else here than in transformers, which has this default. A name

@@ -21,6 +21,7 @@ mod error;
 #[cfg(test)]
 mod fixture;
 mod flags;
+mod foreign;
 mod forms;
 mod from_hub;
 mod glue;
@@ -47,6 +48,7 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod unexpected;
 
 pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype, TrackerName};
 pub use config_file::DATA_SETTINGS_FILE;
@@ -129,7 +131,10 @@ pub fn from_args_among(
     }
     // Once more: what came from the Hub must be what it was taken for.
     rules::check(&flags)?;
-    let notes = flags.notes.iter().cloned().chain(mesh::note(&flags));
+    let notes = flags.notes.iter().cloned();
+    let notes = notes
+        .chain(mesh::note(&flags))
+        .chain(flags.evaluation_note());
     Ok(Invocation::Run {
         notes: notes.collect(),
         command: resolve::resolve(&Arc::new(flags))?,

@@ -121,7 +121,7 @@ fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
 }
 
 fn trackers(flags: &Flags) -> TrackerPlan {
-    let variable = || std::env::var_os("TENSORBOARD_LOGGING_DIR").filter(|dir| !dir.is_empty());
+    let variable = || std::env::var_os(sources::LOGGING_VARIABLE).filter(|dir| !dir.is_empty());
     let output_dir = flags.output_dir.as_deref().unwrap_or(Path::new("run"));
     let name = || output_dir.file_name().unwrap_or(output_dir.as_os_str());
     TrackerPlan {

@@ -3,7 +3,7 @@
 
 use super::error::{Origin, UsageError};
 use super::flags::Flags;
-use super::kind::Degree;
+use super::kind::{Degree, parse_bool};
 use super::lookup;
 use super::nearest::nearest;
 use serde_json::Value;
@@ -23,6 +23,10 @@ const FLAGS: &[(&str, &str)] = &[
 
 const MICROBATCHES: &str = "microbatches";
 
+/// Whether the devices of a tensor-parallel group share a batch, as they do here; in SageMaker's library
+/// each has one of its own by default.
+const PRESCALED: &str = "prescaled_batch";
+
 /// Parameters that change how SageMaker's library works, not what is computed.
 const NO_COUNTERPART: &[&str] = &[
     "activation_loading_horizon",
@@ -41,7 +45,6 @@ const NO_COUNTERPART: &[&str] = &[
     "memory_weight",
     "optimize",
     "placement_strategy",
-    "prescaled_batch",
     "sdp_gradient_clipping",
     "sdp_hierarchical_allgather",
     "sdp_max_live_parameters",
@@ -58,6 +61,7 @@ pub fn apply(flags: &mut Flags) {
         return;
     };
     let mut without = Vec::new();
+    let mut is_prescaled = false;
     for (name, value) in parameters {
         let text = match value {
             Value::String(text) => text,
@@ -69,6 +73,8 @@ pub fn apply(flags: &mut Flags) {
             flags.take(flag, &[text], Origin::CommandLine)
         } else if name == MICROBATCHES {
             microbatches(flags, &text)
+        } else if name == PRESCALED {
+            prescaled(&text).map(|answer| is_prescaled = answer)
         } else if NO_COUNTERPART.contains(&name.as_str()) {
             without.push(name);
             Ok(())
@@ -79,12 +85,35 @@ pub fn apply(flags: &mut Flags) {
             flags.mistakes.push(mistake);
         }
     }
+    if !is_prescaled {
+        flags.notes.extend(batch_note(flags));
+    }
     if !without.is_empty() {
         flags.notes.push(format!(
             "--mp_parameters: {} without a counterpart here; layers are balanced between stages by work",
             without.join(", ")
         ));
     }
+}
+
+fn prescaled(text: &str) -> Result<bool, UsageError> {
+    parse_bool(text).ok_or_else(|| {
+        UsageError::illegal(
+            format!("--mp_parameters: {PRESCALED} is `{text}`"),
+            "give true or false",
+        )
+    })
+}
+
+/// How a batch is counted with tensor parallelism, which is not how SageMaker counts it by default.
+fn batch_note(flags: &Flags) -> Option<String> {
+    let ranks = flags.tensor_parallel.count().filter(|ranks| *ranks > 1)?;
+    let batch = flags.per_device_train_batch_size.count()?;
+    Some(format!(
+        "--mp_parameters: without {PRESCALED} each of SageMaker's {ranks} tensor-parallel ranks reads {batch} examples; here the {ranks} \
+         devices share them, so a step has 1/{ranks} as many examples; --per_device_train_batch_size {} has as many",
+        batch.saturating_mul(ranks)
+    ))
 }
 
 /// SageMaker splits the batch of a device; here a batch is one microbatch.
@@ -127,7 +156,7 @@ fn microbatches(flags: &mut Flags, text: &str) -> Result<(), UsageError> {
 
 fn unknown(name: &str) -> UsageError {
     let known = FLAGS.iter().map(|(name, _)| *name);
-    let known = || known.clone().chain([MICROBATCHES]);
+    let known = || known.clone().chain([MICROBATCHES, PRESCALED]);
     let fix = match nearest(name, known()) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
@@ -169,8 +198,39 @@ mod tests {
             ];
             assert_eq!(degrees, [2, 2, 2, 2].map(Degree::Count));
             assert_eq!((*flags.gradient_accumulation_steps, *flags.bf16), (4, true));
-            assert_eq!(flags.notes.len(), 2, "{:?}", flags.notes);
+            assert_eq!(flags.notes.len(), 3, "{:?}", flags.notes);
         }
+    }
+
+    /// SageMaker's tensor-parallel ranks read a batch each, unless it is prescaled.
+    #[test]
+    fn a_batch_that_is_counted_otherwise_gets_a_note() {
+        let notes = |text: &str, more: &[(&str, &str)]| applied(text, more).notes;
+        let [note] = &notes("tensor_parallel_degree=4", &[])[..] else {
+            panic!("one note")
+        };
+        assert!(
+            note.contains("4 tensor-parallel ranks reads 8 examples")
+                && note.contains("--per_device_train_batch_size 32 has as many"),
+            "{note}"
+        );
+        let after = notes(
+            "microbatches=2,prescaled_batch=False",
+            &[("tensor_parallel", "2")],
+        );
+        assert!(
+            after[1].contains("--per_device_train_batch_size 8 has as many"),
+            "{after:?}"
+        );
+        for silent in [
+            "tensor_parallel_degree=4,prescaled_batch=True",
+            "tensor_parallel_degree=1",
+            "partitions=2",
+        ] {
+            assert_eq!(notes(silent, &[]), [] as [String; 0], "{silent}");
+        }
+        let json = r#"{"tensor_parallel_degree": 2, "prescaled_batch": true}"#;
+        assert_eq!(notes(json, &[]), [] as [String; 0]);
     }
 
     #[test]
@@ -181,6 +241,7 @@ mod tests {
             ("partitons=4", "unknown parameter `partitons`"),
             ("microbatches=3", "8 does not divide into 3 microbatches"),
             ("microbatches=x", "microbatches is `x`"),
+            ("prescaled_batch=x", "prescaled_batch is `x`"),
             (
                 "partitions=none",
                 "`pipeline_parallel` must be a whole number",

@@ -17,6 +17,12 @@ use std::path::{Path, PathBuf};
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
 
+/// The variable that names the cache's root where no flag does.
+pub const CACHE_VARIABLE: &str = "XTRAIN_CACHE_DIR";
+
+/// The variable that names the directory of event files where no flag does.
+pub const LOGGING_VARIABLE: &str = "TENSORBOARD_LOGGING_DIR";
+
 /// Where the model comes from; `None` if nothing names one.
 pub fn model(flags: &Flags) -> Option<ModelSource> {
     if let Some(directory) = flags.model_name_or_path.clone() {
@@ -195,7 +201,7 @@ pub fn cache_dir(flags: &Flags, kind: &str) -> PathBuf {
 fn cache_root(given: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
     given
-        .or_else(|| set("XTRAIN_CACHE_DIR"))
+        .or_else(|| set(CACHE_VARIABLE))
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("xtrain")))
         .or_else(|| set("HOME").map(|home| home.join(".cache/xtrain")))
         // A process without a home (some containers) still has a working directory.

@@ -34,6 +34,7 @@ use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTota
 use crate::trainer::session::Session;
 use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
 use crate::trainer::{matmul_peak, parameters, replicas};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use xtrain_graphs::DType;
@@ -141,6 +142,11 @@ impl Run {
             let header = header(plan, model, session, &length, start, examples, evaluated);
             for line in header.into_iter().chain(classes.map(labels)) {
                 state.log.note(&line);
+            }
+            if !std::io::stderr().is_terminal()
+                && let Some(note) = unlogged(settings, &length, start)
+            {
+                state.log.note(&note);
             }
             state.log.track(trackers);
         }
@@ -504,6 +510,25 @@ fn header(
         format!("batch     {batch} = {all} examples a step"),
         format!("steps     {steps}{epochs}{resumed}"),
     ]
+}
+
+/// A run that is shorter than the default interval of its log shows no loss on the way, where there is
+/// no bar either.
+fn unlogged(settings: &TrainSettings, length: &RunLength, start: &Progress) -> Option<String> {
+    let flags = &settings.flags;
+    let Cadence::Steps(every) = settings.logging else {
+        return None;
+    };
+    let (steps, last) = (length.max_steps, length.max_steps / every.max(1) * every);
+    let is_logged = last > start.step || (*flags.logging_first_step && start.step == 0);
+    let is_chosen = flags.logging_steps.is_given() || flags.logging_strategy.is_given();
+    (!is_logged && !is_chosen && steps > start.step).then(|| {
+        format!(
+            "note: the loss is logged at the end alone: --logging_steps is {every}, the run has {}; --logging_steps {} logs it on the way, too",
+            units::exact(steps),
+            (steps / 10).max(1)
+        )
+    })
 }
 
 /// The classes, so that a number or a spelling that became one is seen.

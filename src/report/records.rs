@@ -7,6 +7,7 @@ use super::files;
 use super::printable::one_line;
 use super::python_float::{repr, round};
 use super::step_line::{StepLine, loss_text};
+use super::table::Table;
 use super::units::count;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -49,7 +50,7 @@ impl LogFormat {
         match (form, step) {
             (LogFormat::Json, _) => record.json_line(),
             (LogFormat::Line, Some(step)) => step.render(columns),
-            (LogFormat::Line, None) => record.line(total_steps),
+            (LogFormat::Line, None) => record.line(total_steps, columns),
             (LogFormat::Trainer | LogFormat::Auto, _) => record.printed(),
         }
     }
@@ -288,8 +289,25 @@ impl Record {
         )
     }
 
-    /// A line for a person, which stands below those of [`StepLine`].
-    fn line(&self, total_steps: u64) -> String {
+    /// What the results are for a person who asked for them alone: each on a line of its own, since a
+    /// terminal would break the dictionary within its words.
+    pub fn table(&self) -> String {
+        let mut table = Table::pairs();
+        for field in self.fields() {
+            let value = field.printed.map_or(field.value, |n| round(field.value, n));
+            let text = match value {
+                x if field.whole => x.to_string(),
+                x if x == 0.0 || (1e-3..1e9).contains(&x.abs()) => format!("{x:.4}"),
+                x => format!("{x:.3e}"),
+            };
+            table.pair(field.key, text);
+        }
+        table.render()
+    }
+
+    /// A line for a person, which stands below those of [`StepLine`]; an evaluation with more metrics
+    /// than `columns` have room for goes on in a second one.
+    fn line(&self, total_steps: u64, columns: Option<usize>) -> String {
         let digits = total_steps.to_string().len();
         let at = |word: &str, step: u64| format!("{word} {step:>digits$}/{total_steps}");
         let pace = |r: f64| count((10.0 * r).round() / 10.0);
@@ -311,7 +329,7 @@ impl Record {
                 parts.extend(r.perplexity.map(|value| format!("perplexity {value:.2}")));
                 let rate = rate(r.samples, r.runtime);
                 parts.push(format!("{} examples/s", pace(rate)));
-                parts.join("  ")
+                joined(&parts, columns.unwrap_or(usize::MAX))
             }
             Record::Summary(r) => {
                 let (head, rate) = (at("done", r.step), rate(r.samples, r.runtime));
@@ -378,6 +396,26 @@ impl Record {
     }
 }
 
+/// The parts of a line, broken between two of them where it would be longer than `columns`.
+fn joined(parts: &[String], columns: usize) -> String {
+    let (mut line, mut used) = (String::new(), 0);
+    for part in parts {
+        let length = part.chars().count();
+        let breaks = used > 0 && used + 2 + length > columns;
+        if breaks {
+            line.push('\n');
+            used = 0;
+        }
+        if !line.is_empty() {
+            line.push_str("  ");
+            used += 2;
+        }
+        line.push_str(part);
+        used += length;
+    }
+    line
+}
+
 /// JSON knows no NaN and no infinity; they become null, so that the file stays readable by
 /// everyone.
 fn number(x: f64) -> Value {
@@ -428,6 +466,31 @@ impl LogFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No terminal is so narrow that it would have to break a metric.
+    #[test]
+    fn results_for_a_person_break_between_metrics() {
+        let record = eval();
+        let text = record.table();
+        assert!(
+            text.starts_with("eval_loss                2.5000\n"),
+            "{text}"
+        );
+        assert!(
+            text.lines()
+                .any(|line| line == "perplexity               12.2500"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), record.fields().len());
+        let line = record.line(10, None);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        let narrow = record.line(10, Some(30));
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 30),
+            "{narrow}"
+        );
+        assert_eq!(narrow.replace('\n', ""), line);
+    }
 
     const TRAIN: Record = Record::Train(TrainRecord {
         loss: 3.214_56,

@@ -1,6 +1,7 @@
 //! What must hit, what must miss, and that a miss names its cause.
 
 use super::{Bench, Place, counts, entry_of};
+use std::collections::BTreeSet;
 use xtrain::cache::{Content, Entry, Header};
 
 #[test]
@@ -41,16 +42,8 @@ fn a_second_start_compiles_nothing_whatever_does_not_shape_graphs() {
     }
 }
 
-/// Changes that must miss, and what the line about it must say.
-const CHANGES: [(&str, &str); 10] = [
-    (
-        "--block_size 32",
-        "input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)",
-    ),
-    (
-        "--per_device_train_batch_size 4",
-        "input_ids: s32[4,16] was s32[2,16] (per_device_train_batch_size 4 was 2)",
-    ),
+/// Changes of the model, whose graphs are no versions of the other one's, and what `cache explain` says.
+const OTHER_MODELS: [(&str, &str); 4] = [
     (
         "--config_overrides n_layer=3,n_head=2,n_embd=16,n_positions=64",
         "(n_layer 3 was 2)",
@@ -66,6 +59,18 @@ const CHANGES: [(&str, &str); 10] = [
     (
         "--config_overrides n_layer=2,n_head=2,n_embd=16,n_positions=64,attn_pdrop=0.2",
         "transformer.h.0.attn constant has value: Int(858993459) where it had value: Int(429496729) (attn_pdrop 0.2 was 0.1)",
+    ),
+];
+
+/// Changes that must miss, and what `cache explain` must say.
+const CHANGES: [(&str, &str); 6] = [
+    (
+        "--block_size 32",
+        "input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)",
+    ),
+    (
+        "--per_device_train_batch_size 4",
+        "input_ids: s32[4,16] was s32[2,16] (per_device_train_batch_size 4 was 2)",
     ),
     ("--adam_beta1 0.8", "(adam_beta1 0.8 was 0.9)"),
     ("--weight_decay 0.1", "(weight_decay 0.1 was 0)"),
@@ -90,6 +95,47 @@ fn explained_of(graph: &str, place: &Place, stderr: &str) -> String {
     let run = place.command(words).run();
     run.succeeded();
     run.stdout
+}
+
+/// The first compile of another model is no recompile, neither in what a run prints nor for
+/// `--fail_on_recompile`; `cache explain` compares the models all the same.
+#[test]
+fn another_model_is_compiled_for_the_first_time() {
+    let place = Place::new();
+    place.clm("compile", "").succeeded();
+    for (change, expected) in OTHER_MODELS {
+        let before: BTreeSet<String> = place.entries().into_iter().map(|e| e.id).collect();
+        let run = place.clm(
+            "train",
+            &format!("{change} --fail_on_recompile --overwrite_output_dir"),
+        );
+        assert_eq!(counts(&run), (1, 1), "{change}: {}", run.stderr);
+        assert!(!run.stderr.contains("new configuration"), "{}", run.stderr);
+        let entries = place.entries().into_iter();
+        let mut new = entries.filter(|entry| !before.contains(&entry.id));
+        let explained = place
+            .command(&format!("cache explain {}", new.next().unwrap().id))
+            .run();
+        explained.succeeded();
+        assert!(
+            explained.stdout.contains(expected),
+            "{change}: {}",
+            explained.stdout
+        );
+    }
+    // Of the model itself another version is one.
+    let run = place.clm(
+        "train",
+        "--fail_on_recompile --overwrite_output_dir --weight_decay 0.5",
+    );
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    // An evaluation with the model is another command.
+    let mut run = place.command(&format!(
+        "eval clm --model_name_or_path {} --validation_file {} --block_size 16 --per_device_eval_batch_size 3 --fail_on_recompile",
+        place.path("out").display(),
+        place.path("valid.txt").display()
+    ));
+    run.run().succeeded();
 }
 
 #[test]

@@ -81,6 +81,7 @@ rules! {
     devices_divide_between_processes for TRAINING | EVAL in processes;
     automatic_batch_needs_one_process for TRAINING in processes;
     degrees_have_an_answer for ALL in processes;
+    examples_of_a_step_have_a_bound for TRAIN in processes;
     sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
     launch_leaves_device_to_the_command for LAUNCH
         if flags.device.is_given() =>
@@ -93,6 +94,7 @@ rules! {
         "add --rdzv_endpoint HOST:PORT with an address of node 0";
     launch_runs_train_or_eval for LAUNCH in processes;
     one_16_bit_type for TRAIN_EVAL | BENCH in training;
+    directories_of_the_environment_are_here for ALL in output;
     something_to_do for TRAINING
         if !flags.trains() && !flags.evaluates() =>
         "neither training nor evaluation is asked for",
@@ -118,6 +120,7 @@ rules! {
         "generate needs a model",
         "add --model_name_or_path DIR, the output directory of a training run";
     weights_or_a_description for READING | GENERATE | BENCH in model;
+    evaluated_model_is_trained for TRAINING in model;
     model_directory_holds_a_model for READING | GENERATE | BENCH in model;
     configuration_is_known for TRAIN_EVAL | BENCH in model;
     configuration_can_be_read for READING | GENERATE | BENCH in contents;
@@ -232,7 +235,7 @@ rules! {
         "--system_prompt has no effect without --chat",
         "add --chat, or leave it out";
     top_needs_a_run for TOP
-        if !flags.watched_dir.is_given() && flags.watched.is_empty() =>
+        if !flags.watched_dir.is_given() && flags.watched.is_empty() && !flags.is_mistaken("run") =>
         "top: no run given",
         "name its output directory: `xtrain top DIR`";
     top_as_json_is_one_look for TOP
@@ -240,7 +243,7 @@ rules! {
         "top draws on the terminal; --json prints the state once",
         "add --once";
     report_needs_runs for REPORT
-        if flags.runs.is_empty() =>
+        if flags.runs.is_empty() && !flags.is_mistaken("run") =>
         "report: no run given",
         "name output directories, trainer_state.json files or logs: `xtrain report output/a native.log`";
     runs_exist for REPORT | TOP in output;

@@ -59,6 +59,24 @@ pub fn weights_or_a_description(flags: &Flags) -> Verdict {
     )
 }
 
+/// What `--do_eval` alone evaluates has been trained before: where random weights would be, training was
+/// meant, too.
+pub fn evaluated_model_is_trained(flags: &Flags) -> Verdict {
+    let is_random = flags.model_type.is_given() || flags.config_name.is_given();
+    let given = [
+        flags.model_type.given_name(),
+        flags.config_name.given_name(),
+    ];
+    let name = given.into_iter().flatten().next().unwrap_or_default();
+    refuse_if(
+        flags.evaluates() && !flags.trains() && is_random && !flags.model_name_or_path.is_given(),
+        &format!(
+            "--do_eval without --do_train only evaluates, and a model of --{name} has random weights"
+        ),
+        "add --do_train or, to evaluate a trained model, name it with --model_name_or_path",
+    )
+}
+
 /// A directory that was named as a model holds one. Damage inside of the files is for those who
 /// read them.
 pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {

@@ -6,11 +6,15 @@ use super::verdict::{Verdict, refuse};
 use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use crate::checkpoint::lock::RUN_LOCK;
 use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
+use crate::config::choices::TrackerName;
 use crate::config::command::sets::{QUICKSTART, TOP};
 use crate::config::config_file::DATA_SETTINGS_FILE;
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
+use crate::config::from_hub;
+use crate::config::sources::{CACHE_VARIABLE, LOGGING_VARIABLE};
+use crate::data::remote;
 use crate::data::tokenizer::TOKENIZER_FILES;
 use crate::distributed::RankInfo;
 use crate::hub;
@@ -31,6 +35,33 @@ pub fn output_dir_is_no_file(flags: &Flags) -> Verdict {
         ),
         _ => Ok(()),
     }
+}
+
+/// The directories that variables name where no flag does are paths as a flag's is.
+pub fn directories_of_the_environment_are_here(flags: &Flags) -> Verdict {
+    for (variable, is_read) in [
+        (CACHE_VARIABLE, !flags.cache_dir.is_given()),
+        (
+            LOGGING_VARIABLE,
+            flags.report_to.contains(&TrackerName::TensorBoard) && !flags.logging_dir.is_given(),
+        ),
+        ("HF_HUB_CACHE", from_hub::is_asked(flags)),
+        ("HF_HOME", from_hub::is_asked(flags)),
+    ] {
+        let Some(value) = std::env::var_os(variable).filter(|_| is_read) else {
+            continue;
+        };
+        if let Some(scheme) = remote::scheme(Path::new(&value)) {
+            let shown = value.to_string_lossy();
+            return refuse(
+                format!(
+                    "${variable}: {shown} is not on this machine, and {scheme}:// is not supported here"
+                ),
+                "set it to a path on this machine",
+            );
+        }
+    }
+    Ok(())
 }
 
 pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {

@@ -4,7 +4,7 @@
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::flags::Flags;
 use crate::config::kind::Degree;
-use crate::config::mesh::{automatic, degrees, mesh};
+use crate::config::mesh::{automatic, degrees, mesh, product};
 
 /// A job of several processes, seen by one of them.
 pub fn environment_is_consistent(flags: &Flags) -> Verdict {
@@ -26,8 +26,10 @@ fn world(flags: &Flags) -> usize {
 pub fn devices_divide_between_processes(flags: &Flags) -> Verdict {
     let world = world(flags);
     let devices = flags.data_parallel.count().unwrap_or(1);
-    let [_, others @ ..] = degrees(flags).map(|degree| degree.count().unwrap_or(1));
-    let others: usize = others.iter().product();
+    let [data, others @ ..] =
+        degrees(flags).map(|degree| (degree.name(), degree.count().unwrap_or(1)));
+    product(&[&[data], &others[..]].concat())?;
+    let others = product(&others)?;
     // One that is auto is dealt out by itself.
     let is_given = flags.data_parallel.is_given() && automatic(flags)?.is_none();
     if !is_given || (devices * others).is_multiple_of(world) {
@@ -55,6 +57,24 @@ pub fn automatic_batch_needs_one_process(flags: &Flags) -> Verdict {
 
 pub fn degrees_have_an_answer(flags: &Flags) -> Verdict {
     mesh(flags).map(drop)
+}
+
+/// As the counts of rows, tokens and devices, that of a step's examples has a bound.
+pub fn examples_of_a_step_have_a_bound(flags: &Flags) -> Verdict {
+    let batch = flags.per_device_train_batch_size.count().unwrap_or(1);
+    let steps = *flags.gradient_accumulation_steps;
+    let shards = mesh(flags)?.batch_shards();
+    let all = batch
+        .checked_mul(steps)
+        .and_then(|examples| examples.checked_mul(shards));
+    let most = i32::MAX as usize;
+    refuse_if(
+        all.is_none_or(|all| all > most),
+        &format!(
+            "a step of {batch} examples per device, {steps} times accumulated on {shards} devices, has more than {most} examples"
+        ),
+        "lower --per_device_train_batch_size or --gradient_accumulation_steps",
+    )
 }
 
 pub fn sequence_parallel_needs_tensor_parallel(flags: &Flags) -> Verdict {
@@ -147,7 +167,7 @@ pub fn comparison_has_a_mesh(flags: &Flags) -> Verdict {
         .filter(|degree| degree.is_given())
         .map(|degree| (degree.name(), degree.count().unwrap_or(1)))
         .collect();
-    let product: usize = given.iter().map(|(_, degree)| degree).product();
+    let product = product(&given)?;
     let is_whole = given.len() == settings.len();
     let shown: Vec<String> = given
         .iter()

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 /// Rules that only the environment of a launched process can break; `tests/processes.rs` and
 /// `tests/cli.rs` have their cases.
-const OF_THE_ENVIRONMENT: [&str; 4] = [
+const OF_THE_ENVIRONMENT: [&str; 5] = [
+    "directories_of_the_environment_are_here",
     "environment_is_consistent",
     "devices_divide_between_processes",
     "automatic_batch_needs_one_process",
@@ -92,6 +93,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "degrees_have_an_answer",
         "bench --data_parallel auto",
         "are virtual",
+    ),
+    (
+        "degrees_have_an_answer",
+        "bench --data_parallel 2147483647 --tensor_parallel 2147483647 --pipeline_parallel 4",
+        "more than 1048576 devices",
+    ),
+    (
+        "examples_of_a_step_have_a_bound",
+        "CLM --per_device_train_batch_size 100000 --gradient_accumulation_steps 100000",
+        "more than 2147483647 examples",
+    ),
+    (
+        "evaluated_model_is_trained",
+        "CLM --do_eval",
+        "--do_eval without --do_train only evaluates, and a model of --model_type has random weights",
     ),
     (
         "sequence_parallel_needs_tensor_parallel",
@@ -630,7 +646,7 @@ fn what_is_legal_passes() {
         "CLS",
         "CLM --output_dir @/old --overwrite_output_dir",
         "CLM --output_dir @/empty",
-        "CLM --output_dir @/old --do_eval",
+        "train clm --model_name_or_path @/model --train_file @/train.txt --output_dir @/old --do_eval",
         "CLM --optim sgd --optim_args momentum=0.9,nesterov=yes",
         "CLM --optim sgd --optim_args momentum=0.9,nesterov=1",
         "CLM --output_dir @/old --resume_from_checkpoint @/old/checkpoint-10",

@@ -49,23 +49,40 @@ pub fn patience(variable: Option<&str>) -> Duration {
     )
 }
 
+/// Schemes that are recognized with a single slash too, which is what a program leaves of a URL that
+/// it normalizes as a path.
+const KNOWN_SCHEMES: [&str; 15] = [
+    "abfs", "abfss", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "http", "https", "s3", "s3a",
+    "s3n", "wasb", "wasbs",
+];
+
+/// The scheme of a URL; `None` for a path on this machine.
+pub fn scheme(path: &Path) -> Option<&str> {
+    let (scheme, rest) = path.to_str()?.trim_start().split_once(':')?;
+    // A single letter is a drive.
+    let is_scheme = scheme.len() > 1
+        && scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let is_known = || {
+        KNOWN_SCHEMES
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(scheme))
+    };
+    let is_url = rest.starts_with("//") || (rest.starts_with('/') && is_known());
+    (is_scheme && is_url).then_some(scheme)
+}
+
 /// Whether this is a URL rather than a path on this machine.
 pub fn is_url(path: &Path) -> bool {
-    let scheme = path
-        .to_str()
-        .and_then(|text| text.split_once("://"))
-        .map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| {
-        scheme.len() > 1
-            && scheme
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
-    })
+    scheme(path).is_some()
 }
 
 /// A path on this machine in the place of a `file://` URL; anything else as it is.
 pub fn local(path: PathBuf) -> PathBuf {
-    let text = path.to_str().filter(|text| text.starts_with("file://"));
+    let is_file = scheme(&path).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file"));
+    let text = path.to_str().filter(|_| is_file);
     text.and_then(|text| Url::parse(text).ok())
         .and_then(|url| url.to_file_path().ok())
         .unwrap_or(path)
@@ -85,6 +102,12 @@ fn parse(path: &Path) -> Result<Url> {
     let url = Url::parse(text).map_err(|error| bad(format!("it is not a URL ({error})")))?;
     match url.scheme() {
         "s3" | "http" | "https" => {}
+        "file" => {
+            return Err(bad(
+                "it names no file of this machine; give file:///PATH, or the path alone"
+                    .to_string(),
+            ));
+        }
         other => {
             return Err(bad(format!(
                 "{other}:// is not supported; s3://BUCKET/KEY, https://, http:// and file:// are read"
