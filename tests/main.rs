@@ -3,6 +3,7 @@
 
 mod alike;
 mod cache;
+mod chat_templates;
 mod cli;
 mod compare;
 mod cpu_kernels;

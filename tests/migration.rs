@@ -309,16 +309,20 @@ fn evaluations_remember_how_the_training_read_its_data() {
 fn an_overwritten_run_leaves_no_data_settings() {
     let bench = Bench::new();
     let train = |more: &str| {
-        bench
-            .run(&format!(
-                "train mlm {BERT} --tokenizer_name wordpiece --train_file articles.txt --do_train --max_steps 1 --disable_tqdm \
-                 --save_strategy no --output_dir out --overwrite_output_dir {more}"
-            ))
-            .succeeded();
-        bench.path("out/data_settings.json").exists()
+        let run = bench.run(&format!(
+            "train mlm {BERT} --tokenizer_name wordpiece --train_file articles.txt --do_train --max_steps 1 --disable_tqdm \
+             --save_strategy no --output_dir out --overwrite_output_dir {more}"
+        ));
+        run.succeeded();
+        let says_length = run.stderr.contains("max_seq_length is not set");
+        (bench.path("out/data_settings.json").exists(), says_length)
     };
-    assert!(train("--max_seq_length 16"));
-    assert!(!train(""));
+    assert_eq!(train("--max_seq_length 16"), (true, false));
+    assert_eq!(train(""), (false, true));
+    // The training has said it.
+    let eval = bench.run("eval mlm --model_name_or_path out --validation_file articles.txt --disable_tqdm --max_eval_samples 8");
+    eval.succeeded();
+    assert!(!eval.stderr.contains("is not set"), "{}", eval.stderr);
 }
 
 /// Scripts are often given a model's name as its type and configuration too.

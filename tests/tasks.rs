@@ -683,16 +683,26 @@ fn a_model_is_fine_tuned_on_conversations_and_answers() {
              --output_dir out"
         ))
         .succeeded();
+    assert_eq!(
+        bench.json("out/data_settings.json"),
+        json!({"max_seq_length": "32", "assistant_only_loss": "true"})
+    );
     let results = bench.json("out/all_results.json");
     let accuracy = results["eval_accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.95, "{results}");
     assert!(results["perplexity"].is_number(), "{results}");
-    // The same whatever the batch is padded to.
+    // The same whatever the batch is padded to; the training's turns count.
     let eval = bench.run(
-        "eval sft --json --disable_tqdm --model_name_or_path out --validation_file chats.jsonl --assistant_only_loss \
+        "eval sft --json --disable_tqdm --model_name_or_path out --validation_file chats.jsonl \
          --pad_to_max_length --max_seq_length 64 --per_device_eval_batch_size 7",
     );
     eval.succeeded();
+    assert!(
+        eval.stderr
+            .contains("note: as in training: --assistant_only_loss true (out/data_settings.json)"),
+        "{}",
+        eval.stderr
+    );
     let again: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
     let close = |key: &str| (again[key].as_f64().unwrap() - results[key].as_f64().unwrap()).abs();
     assert!(

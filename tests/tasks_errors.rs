@@ -191,6 +191,22 @@ fn check(cases: &[Case]) {
 }
 
 #[test]
+fn rows_of_another_training_are_named() {
+    let pairs = |place: &Workplace| {
+        let row = json!({"prompt": "a", "chosen": "b", "rejected": "c"});
+        place.write("pairs.jsonl", format!("{row}\n").repeat(4));
+    };
+    const PAIRS: &str = "--model_name_or_path causal --tokenizer_name byte_bpe --train_file pairs.jsonl --output_dir out";
+    for task in ["sft", "clm"] {
+        let place = Workplace::new();
+        pairs(&place);
+        let run = place.run(&format!("train {task} {PAIRS}"));
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        assert!(run.stderr.contains("preference pairs"), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn tables_that_cannot_be_used() {
     check(&[
         (

@@ -57,6 +57,10 @@ const REMEMBERED: &[&str] = &[
     "line_by_line",
     "block_size",
     "max_seq_length",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "mlm_probability",
+    "whole_word_mask",
 ];
 
 /// Adds what the model's training was given of its data to the settings of an evaluation or a
@@ -91,6 +95,18 @@ pub fn recall(flags: &mut Flags) {
         if let Err(mistake) = note(flags, &path, entry, &mut seen) {
             flags.mistakes.push(mistake);
         }
+    }
+    let is_news = |setting: &&FileSetting| !flags.typed.0.contains_key(setting.flag.name);
+    let taken = seen.values().filter(is_news);
+    let taken: Vec<String> = taken
+        .map(|setting| format!("--{} {}", setting.flag.name, setting.texts.join(",")))
+        .collect();
+    if !taken.is_empty() {
+        let taken = taken.join(" ");
+        let from = path.display();
+        flags
+            .notes
+            .push(format!("as in training: {taken} ({from})"));
     }
     take(flags, &path, seen);
 }

@@ -3,7 +3,7 @@
 
 use super::choices::SaveStrategy;
 use super::command::TaskName;
-use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
+use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
@@ -126,11 +126,11 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
     }
 }
 
-/// Percent of the training set that validates. Nothing is set aside of a stream, nor of a
-/// classifier's rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
+/// Percent of the training set that validates. Nothing is set aside of a stream, nor of rows that
+/// nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
-    let unused =
-        LABELLED.contains(flags.command) && TRAINING.contains(flags.command) && !flags.evaluates();
+    let are_rows = LABELLED.contains(flags.command) || SFT.contains(flags.command);
+    let unused = are_rows && TRAINING.contains(flags.command) && !flags.evaluates();
     if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
         *flags.validation_split_percentage
     } else {

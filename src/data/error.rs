@@ -37,12 +37,22 @@ impl Place {
     }
 }
 
+impl Place {
+    /// The place without its file's name.
+    pub fn within_file(&self) -> String {
+        match self.at {
+            At::Line(line) => format!("line {line}"),
+            At::Row { group, row } => format!("row {row} of row group {group}"),
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match self.at {
             At::Line(line) => write!(f, "{path}:{line}"),
-            At::Row { group, row } => write!(f, "{path}: row {row} of row group {group}"),
+            At::Row { .. } => write!(f, "{path}: {}", self.within_file()),
         }
     }
 }
@@ -64,6 +74,15 @@ impl fmt::Display for MissingColumn {
             self.wanted, self.flag
         )
     }
+}
+
+/// What rows with these columns are, where no task reads them, and what to do with them.
+pub fn other_rows(columns: &[String]) -> Option<&'static str> {
+    let has = |name: &str| columns.iter().any(|column| column == name);
+    (has("chosen") && has("rejected")).then_some(
+        "these are preference pairs (DPO), which xtrain does not train on; to learn the chosen answers alone, rename chosen to \
+         completion (beside prompt) or to messages, and use sft",
+    )
 }
 
 /// The result of this module's functions.
@@ -192,7 +211,13 @@ pub enum Error {
         reason: String,
     },
 
-    #[error("{} {}; it has {}", path.display(), missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "), found.join(", "))]
+    #[error(
+        "{} {}; it has {}{}",
+        path.display(),
+        missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+        found.join(", "),
+        other_rows(found).map(|advice| format!(": {advice}")).unwrap_or_default()
+    )]
     NoColumn {
         path: PathBuf,
         missing: Vec<MissingColumn>,

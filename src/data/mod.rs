@@ -36,7 +36,7 @@ pub mod texts;
 pub mod tokenizer;
 
 pub use batch::{Batch, BatchRows, HostLabels};
-pub use error::{Error, MissingColumn, Place, Result};
+pub use error::{Error, MissingColumn, Place, Result, other_rows};
 pub use label::Label;
 pub use labels::LabelMap;
 pub use loader::{Loader, LoaderError};

@@ -106,8 +106,13 @@ impl Settings {
             value if value <= 1.0 => Ok(value),
             _ => Err(wrong(key)),
         };
-        let count = |key: &str, flag: Option<usize>, usual: usize| {
-            number(key, flag.map(|value| value as f64), usual as f64).map(|value| value as usize)
+        let count = |key: &str, flag: Option<usize>, usual: usize| match number(
+            key,
+            flag.map(|value| value as f64),
+            usual as f64,
+        )? {
+            value if value.fract() == 0.0 => Ok(value as usize),
+            _ => Err(wrong(key)),
         };
         let says_sampling = flags.temperature.is_some()
             || flags.top_k.is_some()
@@ -143,11 +148,12 @@ impl Settings {
         let mut stop_strings = flags.stop_strings.clone();
         if stop_strings.is_empty() {
             let texts = match file.get("stop_strings") {
-                Some(Value::Array(texts)) => texts.clone(),
-                Some(text) => vec![text.clone()],
-                None => Vec::new(),
+                None | Some(Value::Null) => Vec::new(),
+                Some(Value::Array(texts)) => texts.iter().map(Value::as_str).collect(),
+                Some(text) => vec![text.as_str()],
             };
-            let texts = texts.iter().filter_map(Value::as_str);
+            let texts: Option<Vec<&str>> = texts.into_iter().collect();
+            let texts = texts.ok_or_else(|| wrong("stop_strings"))?.into_iter();
             stop_strings = texts
                 .filter(|text| !text.is_empty())
                 .map(Into::into)
@@ -443,6 +449,29 @@ mod tests {
             &tokenizer(),
             3,
         )
+    }
+
+    #[test]
+    fn wrong_types_in_the_file_are_named() {
+        for (key, value) in [
+            ("stop_strings", json!(5)),
+            ("stop_strings", json!(["a", 5])),
+            ("stop_strings", json!({"a": "b"})),
+            ("stop_strings", json!([null])),
+            ("max_new_tokens", json!(9.5)),
+            ("top_k", json!("9")),
+        ] {
+            let wrong = settings(GenerationFlags::default(), json!({key: value}));
+            let message = wrong.map(|_| ()).unwrap_err().to_string();
+            let wanted = format!("generation_config.json: `{key}` = {value} is not valid");
+            assert!(message.contains(&wanted), "{message}");
+        }
+        let flags = GenerationFlags {
+            stop_strings: vec!["y".into()],
+            ..GenerationFlags::default()
+        };
+        settings(flags, json!({"stop_strings": 5})).unwrap();
+        settings(GenerationFlags::default(), json!({"stop_strings": null})).unwrap();
     }
 
     #[test]

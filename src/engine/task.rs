@@ -249,7 +249,11 @@ impl TaskData {
         let length = plan.length(tokenizer.model_max_length(), model.max_positions());
         let flag = plan.length_flag();
         let length = length.map_err(|error| config::length_mistake(&error, flag))?;
-        if let Some(note) = &length.note {
+        // Of a trained model, the training has said so.
+        let is_asked = run.train.flags.typed.0.contains_key(flag);
+        if let Some(note) = &length.note
+            && (is_asked || run.train.flags.trains())
+        {
             say(&format!("note: {note}"));
         }
         let task = TaskData {

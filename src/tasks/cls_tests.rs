@@ -300,3 +300,41 @@ fn a_line_has_the_likeliest_label_and_a_score_for_each() {
     );
     assert!(table(&labels, &logits, false).ends_with("4,\"yes, really\",0.119203,0.880797\n"));
 }
+
+/// What torch's loss passes over is no class, and no row of a classifier is without one.
+#[test]
+fn the_label_of_what_has_none_is_refused_but_for_predictions() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let path = dir.path().join("t.csv");
+    fs::write(&path, "text,label\na,0\nb,-100\nc,1\n").unwrap();
+    let mut task = settings(dir.path(), std::slice::from_ref(&path));
+    let message = labels(&task).unwrap_err().to_string();
+    assert!(
+        message.contains("t.csv:3") && message.contains("label -100") && message.contains("skip"),
+        "{message}"
+    );
+    // Of labels that others named too.
+    task.labels = Some(LabelMap::new(vec!["0".into(), "1".into()]).unwrap());
+    let named = labels(&task).unwrap();
+    let message = examples(&task, Split::Train, &tokenizer, Some(&named), 8);
+    let message = message.unwrap_err().to_string();
+    assert!(message.contains("t.csv:3: label -100"), "{message}");
+    task.labels = None;
+    task.source.table.on_bad_row = crate::data::settings::OnBadRow::Skip;
+    let left = labels(&task).unwrap();
+    assert_eq!(left.names(), ["0", "1"]);
+    let found = examples(&task, Split::Train, &tokenizer, Some(&left), 8).unwrap();
+    assert_eq!((found.len(), found.skipped()), (2, 1));
+    task.source.table.on_bad_row = Default::default();
+    task.source.test_files = vec![path.clone()];
+    assert_eq!(
+        examples(&task, Split::Test, &tokenizer, Some(&left), 8)
+            .unwrap()
+            .len(),
+        3
+    );
+    // A number that is to be estimated may be any.
+    fs::write(&path, "text,label\na,0.5\nb,-100\nc,1\n").unwrap();
+    assert!(labels(&task).unwrap().are_numbers());
+}

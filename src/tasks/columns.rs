@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::RunLabels;
-use crate::data::formats::cell::Cell;
+use crate::data::formats::cell::{Cell, IGNORED};
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Row, Table};
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
@@ -131,7 +131,8 @@ impl LabelUse {
         match map.label(name, *given) {
             Some(label) => Ok(Some(label)),
             // What has no label in published test sets says -1.
-            None if !self.needed && name == "-1" => Ok(None),
+            None if !self.needed && ["-1", IGNORED].contains(&name) => Ok(None),
+            None if name == IGNORED => Err(ignored()),
             None if map.are_numbers() => Err(format!("label {name:?} is not a finite number")),
             None => Err(format!(
                 "label {name:?} is not among the labels: {}",
@@ -253,6 +254,11 @@ fn list(names: &[String]) -> String {
     }
 }
 
+/// Why rows with the label of what has none cannot be learned from.
+fn ignored() -> String {
+    format!("label {IGNORED} stands for \"no label\", and each row needs one")
+}
+
 /// A label's name, or why the cell holds none.
 pub fn name(cell: &Cell) -> Result<String, &'static str> {
     match cell {
@@ -298,6 +304,7 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
     let mut found = BTreeSet::new();
     let mut numbers = Numbers::default();
     let mut declared: Option<Vec<String>> = None;
+    let mut without_label: Option<Error> = None;
     for path in files {
         let mut table = Table::open(path, &settings.source.table, Arc::default())?;
         let columns = Columns::of(&table, settings, true)?;
@@ -326,11 +333,16 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
         table.choose(vec![column])?;
         for row in table {
             let label = row.and_then(|row| {
-                let bad = |what| Error::BadRow {
+                let bad = |what: &str| Error::BadRow {
                     place: row.place.clone(),
                     reason: format!("column {column_name:?}: {what}"),
                 };
-                name(&row.cells[0]).map_err(bad)
+                let label = name(&row.cells[0]).map_err(bad)?;
+                // A regression may have it.
+                if label == IGNORED && without_label.is_none() {
+                    without_label = Some(bad(&ignored()));
+                }
+                Ok(label)
             });
             let label = match label {
                 Ok(label) => label,
@@ -356,8 +368,15 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
             }
         }
     }
+    let finds_numbers = numbers.are_fractions() && settings.finds_regression;
+    match without_label {
+        Some(error) if !finds_numbers && settings.source.table.on_bad_row == OnBadRow::Error => {
+            return Err(error);
+        }
+        _ => found.remove(IGNORED),
+    };
     match declared {
-        None if numbers.are_fractions() && settings.finds_regression => Ok(LabelMap::numbers()),
+        None if finds_numbers => Ok(LabelMap::numbers()),
         None if numbers.are_fractions() => {
             let reason = "they are fractions, no classes: leave --do_regression out, or name another column with \
                           --label_column_name";

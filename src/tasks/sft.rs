@@ -248,7 +248,7 @@ impl ExampleFile {
     fn text(&self, prompt: &str, mut completion: String) -> Result<Pieces, String> {
         if self.settings.assistant_only_loss {
             return Err(
-                "--assistant_only_loss needs conversations, lists of messages with role and content, and this is text"
+                "--assistant_only_loss needs conversations, lists of messages with role and content, and this is text: set it to false"
                     .to_string(),
             );
         }

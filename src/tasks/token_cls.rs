@@ -13,7 +13,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, Predictions};
 
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
-use crate::data::formats::cell::Cell;
+use crate::data::formats::cell::{Cell, IGNORED};
 use crate::data::formats::conll::{ConllReader, Sentence, no_label};
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Format, Row as TableRow, Table};
@@ -319,7 +319,7 @@ impl WordFile {
                 Some(sentence.and_then(|sentence| {
                     match sentence.labels.iter().position(Option::is_none) {
                         Some(word) if needs_labels => Err(no_label(&sentence, word)),
-                        _ => Ok(sentence),
+                        _ => Ok(without_ignored(sentence)),
                     }
                 }))
             }
@@ -331,10 +331,19 @@ impl WordFile {
                 let row = table.next()?;
                 let column = |column: usize| table.columns()[column].as_str();
                 let (words, labels) = (column(*words), labels.map(column));
-                Some(row.and_then(|row| sentence(row, words, labels, needs_labels)))
+                let sentence = row.and_then(|row| sentence(row, words, labels, needs_labels));
+                Some(sentence.map(without_ignored))
             }
         }
     }
+}
+
+/// A sentence whose words without a label have none, as run_ner's data has them that it aligned itself.
+fn without_ignored(mut sentence: Sentence) -> Sentence {
+    for label in &mut sentence.labels {
+        label.take_if(|label| label.trim() == IGNORED);
+    }
+    sentence
 }
 
 /// The sentence of a table's row, whose columns of words and labels have these names.

@@ -307,3 +307,18 @@ fn predictions_are_written_as_the_input_was() {
         );
     }
 }
+
+#[test]
+fn words_that_say_that_they_have_no_label_have_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let numbers = "{\"tokens\": [\"abc\", \"d\"], \"ner_tags\": [1, -100]}\n{\"tokens\": [\"e\"], \"ner_tags\": [0]}\n";
+    let columns = "abc 1\nd -100\n\ne 0\n";
+    for (name, text) in [("t.jsonl", numbers), ("t.conll", columns)] {
+        let task = settings(dir.path(), &[file(dir.path(), name, text)]);
+        assert_eq!(labels(&task).unwrap().names(), ["0", "1"], "{name}");
+        let (_, found) = batch(&task, &tokenizer);
+        assert_eq!(found[0], [-100, 1, -100, -100, -100, -100], "{name}");
+        assert_eq!(found[1][..3], [-100, 0, -100], "{name}");
+    }
+}

@@ -228,6 +228,23 @@ fn models_are_found_by_name_or_path() {
     );
 }
 
+/// Rows are set aside for an evaluation, not for none.
+#[test]
+fn nothing_is_set_aside_where_nothing_evaluates() {
+    let fixture = Fixture::new();
+    let share = |more: &str| {
+        match fixture.read(&format!(
+        "train sft --model_type gpt2 --tokenizer_name @/model --train_file @/train.csv --output_dir @/o {more}"
+    )) {
+        Ok(Command::Train(plan)) => plan.task.source().validation_split_percentage,
+        other => panic!("{other:?}"),
+    }
+    };
+    assert_eq!(share("--do_train"), 0.0);
+    assert_eq!(share("--do_train --do_eval"), 5.0);
+    assert_eq!(share("--eval_strategy epoch"), 5.0);
+}
+
 #[test]
 fn the_other_commands_resolve() {
     let fixture = Fixture::new();

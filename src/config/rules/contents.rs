@@ -67,9 +67,10 @@ fn no_column(name: &str, path: &Path, column: &MissingColumn, found: &[String]) 
             path.display(),
             found.join(", ")
         ),
-        match near.next() {
-            Some(near) => format!("did you mean --{flag} {near}?"),
-            None => format!("name the one to use with --{flag}"),
+        match (data::other_rows(found), near.next()) {
+            (Some(advice), _) => advice.to_string(),
+            (None, Some(near)) => format!("did you mean --{flag} {near}?"),
+            (None, None) => format!("name the one to use with --{flag}"),
         },
     )
 }

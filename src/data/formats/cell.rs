@@ -1,5 +1,8 @@
 //! What every format of tables reads a cell as.
 
+/// The label of what has none: torch's losses and transformers pass over it.
+pub const IGNORED: &str = "-100";
+
 /// One cell of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {

@@ -14,7 +14,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescriptor, Type};
 use serde_json::Value;
 
-use super::cell::Cell;
+use super::cell::{Cell, IGNORED};
 use super::input::Bookmark;
 use crate::checkpoint::files;
 use crate::data::error::{Error, Place, Result};
@@ -282,6 +282,7 @@ impl ParquetReader {
 
 fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
     let whole = |number: i64| match class_names {
+        Some(_) if number.to_string() == IGNORED => Cell::Number(number.to_string()),
         // `datasets` writes -1 where a class is not known.
         Some(_) if number < 0 => Cell::Missing,
         Some(names) => match names.get(number as usize) {

@@ -13,7 +13,7 @@ use super::input::{Bookmark, Input};
 use super::json::{JsonReader, JsonRow};
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, MissingColumn, Place, Result};
-use crate::data::settings::{MAX_FIELD, Quoting, TableSettings};
+use crate::data::settings::{MAX_FIELD, OnBadRow, Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Table {
                     path: path.to_path_buf(),
                 });
             }
-            Format::Json => return Table::open_json(path, count),
+            Format::Json => return Table::open_json(path, settings.on_bad_row, count),
             Format::Parquet => {
                 let reader = ParquetReader::open(path)?;
                 let columns = reader.columns().to_vec();
@@ -101,14 +101,23 @@ impl Table {
             settings.quoting.unwrap_or(usual),
         )?;
         let mut fields = Fields::default();
-        if !reader.read(&mut fields)? {
+        // Without its header no row can be used, so that none is to be left out for it.
+        let header = |error: Error| match error {
+            Error::BadRow { place, reason } => Error::BadTable {
+                path: path.to_path_buf(),
+                reason: format!("its header is damaged: {}: {reason}", place.within_file()),
+            },
+            other => other,
+        };
+        if !reader.read(&mut fields).map_err(header)? {
             return Err(Error::EmptyFile {
                 path: path.to_path_buf(),
             });
         }
         let columns = (0..fields.len())
             .map(|i| utf8(path, &fields, i).map(str::to_string))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<Result<Vec<_>>>()
+            .map_err(header)?;
         if let Some(twice) = columns
             .iter()
             .enumerate()
@@ -128,20 +137,38 @@ impl Table {
         })
     }
 
-    fn open_json(path: &Path, count: Arc<AtomicU64>) -> Result<Table> {
-        let mut reader = JsonReader::new(Input::open(path, count)?)?;
-        let Some(first) = reader.read()? else {
-            return Err(Error::BadTable {
-                path: path.to_path_buf(),
-                reason: "it has no rows".to_string(),
-            });
+    fn open_json(path: &Path, on_bad_row: OnBadRow, count: Arc<AtomicU64>) -> Result<Table> {
+        let mut reader = JsonReader::new(Input::open(path, count.clone())?)?;
+        let start = reader.bookmark();
+        let mut bad = 0_u64;
+        let first = loop {
+            match reader.read() {
+                Ok(Some(first)) => break first,
+                Ok(None) => {
+                    let reason = match bad {
+                        0 => "it has no rows".to_string(),
+                        _ => format!("none of its {bad} rows can be used"),
+                    };
+                    return Err(Error::BadTable {
+                        path: path.to_path_buf(),
+                        reason,
+                    });
+                }
+                // Its columns are those of the first row that can be used.
+                Err(error) if error.is_bad_row() && on_bad_row == OnBadRow::Skip => bad += 1,
+                Err(error) => return Err(error),
+            }
         };
         let columns = first.1.keys().cloned().collect();
+        let first = if bad == 0 {
+            Some(first)
+        } else {
+            // Those before it are read again, to be counted where rows are.
+            reader.resume(&start, count)?;
+            None
+        };
         Ok(Table {
-            reader: Reader::Json {
-                reader,
-                first: Some(first),
-            },
+            reader: Reader::Json { reader, first },
             columns,
             chosen: Vec::new(),
             done: false,
@@ -337,4 +364,58 @@ fn utf8<'a>(path: &Path, fields: &'a Fields, index: usize) -> Result<&'a str> {
             reason,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(name: &str, text: &[u8], on_bad_row: OnBadRow) -> Result<Table> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let settings = TableSettings {
+            on_bad_row,
+            ..TableSettings::default()
+        };
+        Table::open(&path, &settings, Arc::default())
+    }
+
+    #[test]
+    fn bad_rows_that_a_file_begins_with_can_be_left_out() {
+        for (name, text) in [
+            ("rows.jsonl", "not json\n\n7\n{\"a\": 1}\n{\"a\": 2}\n"),
+            ("rows.json", "[{\"a\": tru}, 7,\n{\"a\": 1}, {\"a\": 2}]"),
+        ] {
+            let error = open(name, text.as_bytes(), OnBadRow::Error).err().unwrap();
+            let message = error.to_string();
+            assert!(message.contains(&format!("{name}:1: ")), "{message}");
+            let mut table = open(name, text.as_bytes(), OnBadRow::Skip).unwrap();
+            assert_eq!(table.columns(), ["a"]);
+            table.choose(vec![0]).unwrap();
+            let rows: Vec<_> = table.collect();
+            let bad = rows.iter().take_while(|row| row.is_err()).count();
+            assert_eq!((bad, rows.len()), (2, 4), "{name}");
+            let cells = rows[2..]
+                .iter()
+                .map(|row| row.as_ref().unwrap().cells.clone());
+            let number = |text: &str| vec![Cell::Number(text.to_string())];
+            assert_eq!(cells.collect::<Vec<_>>(), [number("1"), number("2")]);
+            let nothing = open(name, b"nothing\n8\n", OnBadRow::Skip).err().unwrap();
+            let message = nothing.to_string();
+            assert!(message.contains("none of its 2 rows"), "{message}");
+        }
+        // Without its header no row can be used: skipping rows is no advice.
+        for header in [&b"a,\"b\" c\n1,2\n"[..], b"a,\xff\n1,2\n"] {
+            for on_bad_row in [OnBadRow::Error, OnBadRow::Skip] {
+                let error = open("rows.csv", header, on_bad_row).err().unwrap();
+                let message = error.to_string();
+                assert!(
+                    message.contains("header is damaged: line 1")
+                        && !message.contains("on_bad_row"),
+                    "{message}"
+                );
+            }
+        }
+    }
 }

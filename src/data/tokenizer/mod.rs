@@ -48,6 +48,9 @@ pub const TOKENIZER_FILES: [&str; 10] = [
 /// The transformers class that takes a `tokenizer.json` as it is.
 const FROM_DEFINITION: &str = "PreTrainedTokenizerFast";
 
+/// transformers' classes of no model, whose `model_input_names` have no segments.
+const GENERAL_CLASSES: [&str; 3] = [FROM_DEFINITION, "TokenizersBackend", "PreTrainedTokenizer"];
+
 /// `model_max_length` above this is transformers' way to say that there is no limit.
 const NO_LIMIT: f64 = 1e15;
 
@@ -255,8 +258,10 @@ impl Tokenizer {
         let on_the_left = |key: &str| config.get(key).and_then(Value::as_str) == Some("left");
         let (pads_left, truncates_left) =
             (on_the_left("padding_side"), on_the_left("truncation_side"));
+        let named_class = config.get("tokenizer_class").and_then(Value::as_str);
         let segments = match config.get("model_input_names").and_then(Value::as_array) {
             Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None if named_class.is_some_and(|class| GENERAL_CLASSES.contains(&class)) => false,
             None => tells_segments(&inner),
         };
         let limit = config
@@ -268,6 +273,10 @@ impl Tokenizer {
             // may differ from the file's.
             let mut config = Map::new();
             config.insert("tokenizer_class".into(), class.into());
+            if segments && GENERAL_CLASSES.contains(&class) {
+                let names = ["input_ids", "token_type_ids", "attention_mask"];
+                config.insert("model_input_names".into(), names.to_vec().into());
+            }
             for (key, id) in [
                 ("bos_token", bos),
                 ("eos_token", eos),
@@ -768,6 +777,41 @@ mod tests {
                 .to_string()
                 .contains("tokenizer_config.json")
         );
+    }
+
+    /// As transformers 5 gives token_type_ids: by the class, unless the file names the inputs.
+    #[test]
+    fn segments_are_those_of_the_tokenizers_class() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let definition = root.join("tests/data/bert-uncased/tokenizer.json");
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(definition, dir.path().join(DEFINITION)).unwrap();
+        let load = |config: &str| {
+            fs::write(dir.path().join(CONFIG), config).unwrap();
+            Tokenizer::load(dir.path()).unwrap()
+        };
+        for (config, segments) in [
+            (r#"{"tokenizer_class": "BertTokenizer"}"#, true),
+            (r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#, false),
+            (r#"{"tokenizer_class": "TokenizersBackend"}"#, false),
+            (
+                r#"{"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}"#,
+                true,
+            ),
+            (
+                r#"{"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids"]}"#,
+                false,
+            ),
+        ] {
+            assert_eq!(load(config).has_segments(), segments, "{config}");
+        }
+        // What is saved of a definition alone says of itself what it was used as.
+        fs::remove_file(dir.path().join(CONFIG)).unwrap();
+        let alone = Tokenizer::load(dir.path()).unwrap();
+        let saved = tempfile::tempdir().unwrap();
+        alone.save(saved.path()).unwrap();
+        let again = Tokenizer::load(saved.path()).unwrap();
+        assert_eq!((alone.has_segments(), again.has_segments()), (true, true));
     }
 
     #[test]

@@ -105,3 +105,69 @@ fn near(tokenizer: &Tokenizer, text: &str, all: &Tokens, byte: usize) -> Result<
     let found = token + common(&all.ids[token..], &before.ids[in_before..]);
     Ok((token + same >= border && found >= border - OPEN).then_some(found))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::path::Path;
+
+    /// Many pieces begin where each begins by itself, for tokenizers of every kind, and few of them
+    /// are looked for in all of the text.
+    #[test]
+    fn many_pieces_begin_where_each_of_them_does() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/tokenizers");
+        let words = [
+            "the",
+            "of and",
+            " a\n\n",
+            "in  is",
+            "ünïcode",
+            "🙂 ",
+            "to,",
+            "\"quoted\"",
+            "1234567",
+            "x",
+        ];
+        for name in [
+            "byte_bpe",
+            "qwen",
+            "llama2",
+            "llama3",
+            "gemma",
+            "mistral",
+            "wordpiece",
+        ] {
+            let tokenizer = Tokenizer::load(&root.join(name)).unwrap();
+            let mut state = 1_u32;
+            let mut next = |below: usize| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 16) as usize % below
+            };
+            let pieces: Vec<String> = (0..200)
+                .map(|_| {
+                    let count = 1 + next(12);
+                    let texts: Vec<_> = (0..count).map(|_| words[next(words.len())]).collect();
+                    texts.join([" ", "", "\n"][next(3)])
+                })
+                .collect();
+            let calls = Cell::new(0);
+            let encode = |text: &str| {
+                calls.set(calls.get() + 1);
+                tokenizer.encode(text)
+            };
+            let (ids, starts) = borders(&tokenizer, &pieces, encode).unwrap();
+            let text = pieces.concat();
+            assert_eq!(ids, tokenizer.encode(&text).unwrap());
+            let (mut byte, mut end) = (text.len(), ids.len());
+            for (piece, start) in pieces.iter().zip(&starts).rev() {
+                byte -= piece.len();
+                let before = tokenizer.encode(&text[..byte]).unwrap();
+                let wanted = common(&ids, &before).min(end);
+                assert_eq!(*start, wanted, "{name}: byte {byte}");
+                end = wanted;
+            }
+            assert!(calls.get() < 40, "{name}: {} of 200", calls.get());
+        }
+    }
+}

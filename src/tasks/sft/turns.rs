@@ -148,3 +148,7 @@ impl Conversation<'_> {
         ))
     }
 }
+
+#[cfg(test)]
+#[path = "turns_tests.rs"]
+mod tests;

@@ -1,0 +1,122 @@
+//! The turns of long conversations beside those that all messages before them give.
+
+use super::*;
+use crate::data::chat_template::ChatTemplate;
+use crate::data::{Place, Tokenizer};
+use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn template(source: &str) -> (tempfile::TempDir, ChatTemplate) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tokenizer = root.join("tests/data/gpt2/tokenizer.json");
+    fs::copy(tokenizer, dir.path().join("tokenizer.json")).unwrap();
+    fs::write(dir.path().join("chat_template.jinja"), source).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let template = ChatTemplate::of(&tokenizer).unwrap().unwrap();
+    (dir, template)
+}
+
+fn conversation(messages: usize, has_system: bool) -> Vec<Message> {
+    let system = has_system.then(|| Message::new("system", "Be brief."));
+    let turn = |i: usize| {
+        let role = ["user", "assistant"][i % 2];
+        let texts = ["yes", " two  words ", "", "ünï\n\n", "yes", "<b>", "a\nb\n"];
+        Message::new(role, format!("{}{}", texts[i % 7], i % 5))
+    };
+    system.into_iter().chain((0..messages).map(turn)).collect()
+}
+
+/// Templates without and with generation tags, of this repository and, where they are, published
+/// ones.
+fn templates() -> Vec<(String, String)> {
+    const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+    const TAGS: &str = "{% for m in messages %}<{{ m.role }}>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<end>{% endgeneration %}\
+                        {% else %}{{ m.content }}<end>{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}";
+    const ALTERNATES: &str = "{{ 'S' }}{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}\
+                              {% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}\
+                              {% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}";
+    let mut all: Vec<_> = [("plain", PLAIN), ("tags", TAGS), ("alternates", ALTERNATES)]
+        .map(|(name, text)| (name.to_string(), text.to_string()))
+        .into();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let golden = std::env::var_os("XTRAIN_GOLDEN_DIR")
+        .map_or_else(|| root.join("../shared/golden"), PathBuf::from);
+    let published = fs::read_dir(golden.join("newer/chat/templates"));
+    for entry in published.into_iter().flatten() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        all.push((name, fs::read_to_string(path).unwrap()));
+    }
+    all
+}
+
+#[test]
+fn long_conversations_have_the_turns_that_all_messages_give() {
+    let bad = |reason: String| Error::BadRow {
+        place: Place::line(Path::new("f"), 1),
+        reason,
+    };
+    for (name, source) in templates() {
+        let (_dir, template) = template(&source);
+        for has_system in [false, true] {
+            let turns = conversation(70, has_system);
+            let written = Cell::new(0);
+            let write = |turns: &[Message], asks: bool| {
+                written.set(written.get() + turns.len());
+                template.render(turns, asks)
+            };
+            let Ok(whole) = template.render(&turns, false) else {
+                // Some refuse a system's message.
+                assert!(has_system, "{name}");
+                continue;
+            };
+            let conversation = Conversation {
+                turns: &turns,
+                whole: &whole,
+                write: &write,
+                bad: &bad,
+            };
+            let answers = (0..turns.len()).filter(|turn| turns[*turn].role == "assistant");
+            let all: Result<Vec<_>> = answers.map(|turn| conversation.answer(turn)).collect();
+            let cost_of_all = written.replace(0);
+            let found = conversation.answers(0);
+            match (found, all) {
+                (Ok(found), Ok(all)) => {
+                    assert_eq!(found, all, "{name}");
+                    let cost = written.get();
+                    assert!(
+                        cost < 24 * turns.len() && cost < cost_of_all,
+                        "{name}: {cost} messages written, {cost_of_all} with all before each"
+                    );
+                }
+                (Err(found), Err(all)) => assert_eq!(found.to_string(), all.to_string(), "{name}"),
+                (found, all) => panic!("{name}: {found:?}, {all:?}"),
+            }
+        }
+    }
+}
+
+/// A template that writes differently depending on what is far away is asked about every turn.
+#[test]
+fn templates_that_look_far_back_are_asked_about_every_turn() {
+    const COUNTS: &str = "{% for m in messages %}{{ m.role }}{{ loop.index }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant{{ messages | length + 1 }}: {% endif %}";
+    let (_dir, template) = template(COUNTS);
+    let turns = conversation(60, false);
+    let write = |turns: &[Message], asks: bool| template.render(turns, asks);
+    let whole = write(&turns, false).unwrap();
+    let conversation = Conversation {
+        turns: &turns,
+        whole: &whole,
+        write: &write,
+        bad: &|reason| panic!("{reason}"),
+    };
+    let found = conversation.answers(0).unwrap();
+    let all: Vec<_> = (0..60).skip(1).step_by(2).collect();
+    let all: Result<Vec<_>> = all
+        .into_iter()
+        .map(|turn| conversation.answer(turn))
+        .collect();
+    assert_eq!(found, all.unwrap());
+}
