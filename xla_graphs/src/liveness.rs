@@ -15,11 +15,14 @@
 //! live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`):
 //! operations on single elements all of whose readers are such too, and nothing expensive twice. A
 //! result that is as large as an operand that is not read again takes the operand's place.
+//! XLA's CPU compiler writes what depends on no input before all else, and copies at once what is
+//! read from memory that such a constant takes over, as sums of gradients are; what is scattered along
+//! another dimension than its first is turned for it.
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Binary, MatmulStart, Op, Unary};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// A buffer and when it is alive.
@@ -74,6 +77,8 @@ struct Walk<'g> {
     is_read_twice: Vec<bool>,
     /// The position of each node in the order of the walk.
     positions: Vec<NodeId>,
+    /// Of each input, whether it is read from a copy.
+    is_copied: Vec<bool>,
 }
 
 impl<'g> Walk<'g> {
@@ -117,12 +122,29 @@ impl<'g> Walk<'g> {
                 readers[operand as usize].dedup();
             }
         }
+        let is_copied = copied(graph);
+        let mut positions = positions(graph);
+        let mut is_constant = vec![false; graph.nodes.len()];
+        for (id, node) in graph.nodes.iter().enumerate() {
+            is_constant[id] = match node.op {
+                Op::Input(_) => false,
+                _ => node
+                    .operands
+                    .iter()
+                    .all(|&operand| is_constant[operand as usize]),
+            };
+            let is_copy = matches!(node.op, Op::Input(index) if is_copied[index as usize]);
+            if is_copy || is_constant[id] {
+                positions[id] = 0;
+            }
+        }
         Walk {
             graph,
             forms,
             is_output,
             is_read_twice,
-            positions: positions(graph),
+            positions,
+            is_copied,
         }
     }
 
@@ -152,6 +174,7 @@ impl<'g> Walk<'g> {
                 self.forms[id]
             };
             behind[id] = match (form, &node.op) {
+                (_, Op::Input(index)) if self.is_copied[*index as usize] => vec![id as NodeId],
                 (_, Op::Input(_) | Op::Constant { .. }) => Vec::new(),
                 (Form::Written, _) => {
                     let position = self.positions[id];
@@ -176,6 +199,7 @@ impl<'g> Walk<'g> {
         let written: Vec<NodeId> = (0..nodes.len() as NodeId)
             .filter(|id| behind[*id as usize].as_slice() == [*id])
             .collect();
+        let turned = self.turned(&behind);
         let mut lifetimes: Vec<Lifetime> = written
             .iter()
             .map(|&id| Lifetime {
@@ -190,7 +214,9 @@ impl<'g> Walk<'g> {
             ending.entry(lifetime.alive.end).or_default().push(index);
         }
         for (index, &id) in written.iter().enumerate() {
-            if !works_in_place(&nodes[id as usize]) {
+            let node = &nodes[id as usize];
+            let is_turned = turned.contains(&id) && is_loop(&node.op);
+            if is_turned || !works_in_place(node) {
                 continue;
             }
             let Some(old) = ending.get_mut(&(position(id) + 1)) else {
@@ -203,7 +229,29 @@ impl<'g> Walk<'g> {
                 lifetimes[old.swap_remove(found)].alive.end -= 1;
             }
         }
+        // What is no loop is turned by a copy of its own.
+        for id in turned {
+            if !is_loop(&nodes[id as usize].op) {
+                lifetimes.push(Lifetime {
+                    alive: position(id)..position(id) + 1,
+                    bytes: bytes(id),
+                });
+            }
+        }
         lifetimes
+    }
+
+    /// What is scattered along another dimension than its first: it is laid out with that one first.
+    fn turned(&self, behind: &[Vec<NodeId>]) -> HashSet<NodeId> {
+        let scattered = |node: &GraphNode| match node.op {
+            Op::ReduceScatter { dim, .. } if dim > 0 => match behind[node.operands[0] as usize][..]
+            {
+                [id] => Some(id),
+                _ => None,
+            },
+            _ => None,
+        };
+        self.graph.nodes.iter().filter_map(scattered).collect()
     }
 }
 
@@ -228,6 +276,20 @@ fn positions(graph: &Graph) -> Vec<NodeId> {
         }
     }
     positions
+}
+
+/// Of each input, whether its memory becomes a constant, as that of sums of gradients does when they are
+/// taken. Constants are written first, so that what is read later is copied before.
+fn copied(graph: &Graph) -> Vec<bool> {
+    let mut is_copied = vec![false; graph.inputs.len()];
+    for (_, input, output) in graph.aliases() {
+        let mut node = &graph.nodes[graph.outputs[output].node as usize];
+        while let Op::Broadcast { .. } | Op::Reshape(_) = node.op {
+            node = &graph.nodes[node.operands[0] as usize];
+        }
+        is_copied[input] = matches!(node.op, Op::Constant { .. });
+    }
+    is_copied
 }
 
 /// Whether a node's value is its first operand's, under another shape or name.
@@ -282,7 +344,7 @@ fn works_in_place(node: &GraphNode) -> bool {
             | Op::Pad { .. }
     );
     let continues = matches!(&node.op, Op::KernelMatmul(call) if call.start == MatmulStart::Result);
-    continues || is_loop(&node.op) && !moves
+    continues || node.op == Op::ScatterAddRows || is_loop(&node.op) && !moves
 }
 
 #[cfg(test)]
