@@ -1,5 +1,5 @@
-//! What is logged, decided and drawn where a step or an evaluation has no loss, or a model no
-//! probabilities.
+//! What is logged and decided where a step or an evaluation has no loss. What is drawn where logits
+//! overflow is in `src/trainer/sampling.rs`.
 
 use crate::tasks::Bench;
 
@@ -34,10 +34,9 @@ fn what_has_no_label_has_no_loss_and_is_never_the_best() {
     assert!(run.stderr.contains(note), "{}", run.stderr);
 }
 
-/// Weights whose products overflow: every step in fp16 is skipped, and has neither loss nor norm to log; no
-/// token is drawn from what is no number.
+/// Weights whose products overflow: every step in fp16 is skipped, and has no loss to log.
 #[test]
-fn what_overflows_is_neither_logged_nor_drawn_from() {
+fn what_overflows_has_no_loss() {
     let bench = Bench::new();
     let run = bench.run(
         "train clm --model_type gpt2 --config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=32,initializer_range=1e30 \
@@ -57,13 +56,4 @@ fn what_overflows_is_neither_logged_nor_drawn_from() {
     }
     let note = "no loss is logged at step 1: all steps since the last record were skipped";
     assert_eq!(run.stderr.matches(note).count(), 1, "{}", run.stderr);
-    for more in ["", "--temperature 0"] {
-        let run = bench.run(&format!(
-            "generate --model_name_or_path out --prompt abc --max_new_tokens 4 {more}"
-        ));
-        assert_eq!(run.code, Some(1), "{more}: {}", run.stderr);
-        let part =
-            "new token 1 of text 1 of 1 cannot be chosen: the model's logits contain inf or nan";
-        assert!(run.stderr.contains(part), "{more}: {}", run.stderr);
-    }
 }
