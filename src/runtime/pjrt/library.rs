@@ -315,8 +315,8 @@ mod tests {
         assert!(message.contains("bin/bootstrap"), "{message}");
     }
 
-    /// An Intel without tiles multiplies bf16 as f32; AMD, and Intel with tiles, as pairs; each what it is
-    /// told to.
+    /// An Intel without tiles multiplies bf16 as f32; AMD, and Intel with tiles, as pairs; each by the kernels
+    /// that are named, if any are.
     #[test]
     fn kernels_are_the_fastest_or_those_that_are_named() {
         use CpuKernel::{AmxBf16, AmxF32, Avx2F32, Avx512Bf16, Avx512F32, Avx512WidenedBf16};
