@@ -495,7 +495,7 @@ mod tests {
     use super::super::secret::Secret;
     use super::*;
 
-    /// A rendezvous with a store of so many values, and the groups of its ranks.
+    /// A rendezvous with a store of N values, and the groups of its ranks.
     fn groups(world: usize, room: usize) -> Vec<Arc<ProcessGroup>> {
         let (secret, timeouts) = (Secret::generate(), Timeouts::default());
         let settings = JobSettings {

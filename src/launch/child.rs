@@ -10,7 +10,7 @@ use rustix::process::{
 };
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -63,9 +63,11 @@ pub struct Supervised {
     child: Child,
     group: Pid,
     readers: Vec<JoinHandle<()>>,
-    /// Readers take what is there and wait for no more.
+    /// Readers take what their pipes hold, and wait for no more.
     is_over: Arc<AtomicBool>,
-    ended: Option<Instant>,
+    /// When the process itself was seen to have ended, and how.
+    ended: Option<(Instant, ExitStatus)>,
+    /// Once it was waited for.
     status: Option<ExitStatus>,
 }
 
@@ -141,6 +143,12 @@ impl Supervised {
         }
     }
 
+    /// How the process itself ended, as the last [`try_end`](Self::try_end) saw it, and how long ago.
+    /// What it left behind may still run, and the last of what it wrote not be taken.
+    pub fn ended(&self) -> Option<(ExitStatus, Duration)> {
+        self.ended.map(|(at, status)| (status, at.elapsed()))
+    }
+
     /// How the process ended, once it has, what it left behind is gone, and what it wrote was taken.
     /// Waits for nothing; ask again. From the end on this takes three seconds at most, and as long as
     /// a sink takes.
@@ -151,15 +159,14 @@ impl Supervised {
         if let Some(status) = self.status {
             return Ok(Some(status));
         }
-        let ended = match self.ended {
-            Some(ended) => ended,
-            None if self.has_ended()? => {
-                self.signal_group(Signal::TERM);
-                *self.ended.insert(Instant::now())
-            }
-            None => return Ok(None),
-        };
-        let since = ended.elapsed();
+        if self.ended.is_none() {
+            let Some(status) = self.look()? else {
+                return Ok(None);
+            };
+            self.signal_group(Signal::TERM);
+            self.ended = Some((Instant::now(), status));
+        }
+        let since = self.ended.map_or(Duration::ZERO, |(at, _)| at.elapsed());
         if since < GRACE + DYING && !is_last_of_group(self.group) {
             if since >= GRACE {
                 self.signal_group(Signal::KILL);
@@ -175,11 +182,15 @@ impl Supervised {
         Ok(self.status)
     }
 
-    /// Whether the process itself has ended. It keeps its number until it is waited for, and its
-    /// group too.
-    fn has_ended(&self) -> io::Result<bool> {
+    /// How the process itself has ended, if it has. It keeps its number until it is waited for, and
+    /// its group too.
+    fn look(&self) -> io::Result<Option<ExitStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        Ok(waitid(WaitId::Pid(self.group), options)?.is_some())
+        let ended = waitid(WaitId::Pid(self.group), options)?;
+        Ok(ended.map(|status| {
+            let code = status.exit_status().unwrap_or(0);
+            ExitStatus::from_raw(code << 8 | status.terminating_signal().unwrap_or(0))
+        }))
     }
 }
 
@@ -190,7 +201,7 @@ impl Drop for Supervised {
         let mut is_gone = self.status.is_some();
         while !is_gone && Instant::now() < until {
             // What cannot be waited for is gone.
-            is_gone = self.has_ended().unwrap_or(true);
+            is_gone = self.look().map_or(true, |status| status.is_some());
             if !is_gone {
                 std::thread::sleep(LOOK);
             }
@@ -293,7 +304,6 @@ fn is_last_of_group(group: Pid) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::process::ExitStatusExt;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");

@@ -216,11 +216,22 @@ impl Node<'_> {
                     if let Some(note) = note {
                         eprintln!("launch: {note}");
                     }
+                    self.end()?;
                     return Ok(verdict);
                 }
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Waits for what the ranks have left behind, which has a short time to end.
+    fn end(&mut self) -> Result<()> {
+        self.ranks.kill();
+        while !self.ranks.are_idle() && !self.pass_signals_on() {
+            self.ranks.take_ended()?;
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 
     /// Asks on the connection, or on a new one if it was lost.

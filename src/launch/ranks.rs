@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 /// A longer line is handed on in pieces.
 const LONGEST_LINE: usize = 1 << 16;
+/// A rank's last lines are taken this long after its end. Its end is not reported later for what it
+/// has left behind: who fails first is the cause.
+const LAST_LINES: Duration = Duration::from_millis(200);
 /// A killed process that is not gone after this long waits in the kernel, and so would another one.
 const KILLED: Duration = Duration::from_secs(60);
 
@@ -22,6 +25,8 @@ struct Running {
     process: Supervised,
     /// The last line that began with `error:`.
     last_error: Arc<Mutex<String>>,
+    /// Its end was handed out; what it has left behind may still run.
+    is_reported: bool,
 }
 
 /// The ranks of this node.
@@ -65,6 +70,7 @@ impl Ranks {
             rank,
             process: process.map_err(fail)?,
             last_error,
+            is_reported: false,
         });
         Ok(())
     }
@@ -73,7 +79,8 @@ impl Ranks {
         self.running.is_empty()
     }
 
-    /// Those that have ended since the last call.
+    /// Those that have ended since the last call. What they have left behind may still run: then they
+    /// are not idle.
     ///
     /// # Errors
     /// One cannot be waited for, or does not end though it was killed.
@@ -81,21 +88,28 @@ impl Ranks {
         let mut ended = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            let Running { rank, process, .. } = &mut self.running[index];
-            let rank = *rank;
-            let fail = |source| Error::Wait { rank, source };
-            let Some(status) = process.try_end().map_err(fail)? else {
-                if self.killed.is_some_and(|at| at.elapsed() > KILLED) {
-                    let process = process.id();
-                    return Err(Error::Unkillable { rank, process });
-                }
-                index += 1;
+            let running = &mut self.running[index];
+            let (rank, process) = (running.rank, &mut running.process);
+            let gone = process
+                .try_end()
+                .map_err(|source| Error::Wait { rank, source })?;
+            let reported = process.ended().filter(|(_, since)| *since >= LAST_LINES);
+            if let Some(status) = gone.or(reported.map(|(status, _)| status))
+                && !std::mem::replace(&mut running.is_reported, true)
+            {
+                let last_error = running.last_error.lock();
+                let last_error = last_error.unwrap_or_else(PoisonError::into_inner).clone();
+                ended.push((rank, how(status, last_error, self.asked)));
+            }
+            if gone.is_some() {
+                self.running.swap_remove(index);
                 continue;
-            };
-            let running = self.running.swap_remove(index);
-            let last_error = running.last_error.lock();
-            let last_error = last_error.unwrap_or_else(PoisonError::into_inner).clone();
-            ended.push((rank, how(status, last_error, self.asked)));
+            }
+            if process.ended().is_none() && self.killed.is_some_and(|at| at.elapsed() > KILLED) {
+                let process = process.id();
+                return Err(Error::Unkillable { rank, process });
+            }
+            index += 1;
         }
         Ok(ended)
     }
@@ -109,10 +123,13 @@ impl Ranks {
             .for_each(|rank| rank.process.ask(signal));
     }
 
-    /// Ends all of them at once, with all that they have started.
+    /// Ends at once those that run, with all that they have started.
     pub fn kill(&mut self) {
         self.killed.get_or_insert_with(Instant::now);
-        self.running.iter().for_each(|rank| rank.process.kill());
+        let running = self.running.iter().map(|rank| &rank.process);
+        running
+            .filter(|process| process.ended().is_none())
+            .for_each(Supervised::kill);
     }
 }
 

@@ -204,7 +204,7 @@ fn another_element_type_or_number_of_devices_is_named() {
     ] {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (0, graphs), "{change}: {}", run.stderr);
-        let why = explained(&place, &run.stderr);
+        let why = explained_of("ceiling", &place, &run.stderr);
         assert!(
             why.starts_with("graph: ") && why.contains(expected),
             "{change}: {why}"

@@ -67,7 +67,7 @@ impl std::fmt::Display for Overdue {
             Watched::Compile => write!(
                 f,
                 "error: {plugin} has not compiled a graph within {seconds} s: its compiler hangs, or the graph is too large for it\n\
-                 hint: graphs that were compiled are kept, so the same command goes on with this one; {COMPILE_VARIABLE}=SECONDS waits \
+                 hint: graphs that were compiled are kept, so the same command begins with this one; {COMPILE_VARIABLE}=SECONDS waits \
                  longer, 0 for ever\n"
             ),
         }
