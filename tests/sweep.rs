@@ -216,6 +216,15 @@ fn runs_do_not_share_directories_and_the_record_is_read_or_refused() {
         again.stderr
     );
 
+    // A log that is a pipe without a reader.
+    let log = dir.join("grid/run_name=c.log");
+    let made = std::process::Command::new("mkfifo").arg(log).status();
+    assert!(made.unwrap().success());
+    let piped = run(dir, "--grid run_name=c");
+    assert_eq!(piped.code, Some(1), "{}", piped.stderr);
+    let problem = "error: starting run_name=c: ";
+    assert!(piped.stderr.contains(problem), "{}", piped.stderr);
+
     let record = dir.join("grid/sweep.json");
     let refused = |change: &dyn Fn(), sign: &str| {
         change();

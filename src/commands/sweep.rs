@@ -23,6 +23,7 @@ use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -199,7 +200,10 @@ fn start<'a>(dir: &Path, run: &'a SweptRun, is_other: bool) -> Result<Running<'a
     }
     let log = log_path(dir, &run.name);
     let starting = |error| Error::because(format!("starting {}", run.name), error);
-    let open = OpenOptions::new().create(true).append(true).open(&log);
+    let mut options = OpenOptions::new();
+    // A pipe that nobody reads is an error, and not waited for.
+    let options = options.create(true).append(true);
+    let open = options.custom_flags(libc::O_NONBLOCK).open(&log);
     let out = open.map_err(starting)?;
     let mut command = own_process(&words).map_err(starting)?;
     command
