@@ -357,7 +357,7 @@ impl Reader {
         let name = arg.trim_start_matches('-');
         let info = self.command.info();
         let elsewhere = lookup::commands_taking(name);
-        let is_own = matches!(foreign::of_flag(name, info.id), Some(Meaning::Flag(_)));
+        let is_own = matches!(lookup::foreign(name, info.id), Some(Meaning::Flag(_)));
         let of_launcher = foreign::of_launcher(name).filter(|_| info.id == CommandName::Launch);
         if let Some(starter) = self.starter()
             && !is_own

@@ -79,8 +79,8 @@ impl Flags {
         EVAL.contains(self.command) || self.do_eval.unwrap_or(by_strategy)
     }
 
-    /// That `--do_eval` alone does not train, and random weights are evaluated only where they were
-    /// asked for: what the user is told once, by the first process.
+    /// The note that `--do_eval` alone does not train, or that what is evaluated has random weights; the
+    /// first process of a job prints it.
     pub fn evaluation_note(&self) -> Option<String> {
         let is_first = self.member().ok()?.is_none_or(|member| member.rank == 0);
         let is_random = EVAL.contains(self.command) && !self.model_name_or_path.is_given();

@@ -6,19 +6,10 @@ mod commands;
 mod flags;
 
 use super::command::{CommandName, TaskName};
-use super::lookup;
 use commands::{COMMANDS, OF_PROGRAMS, TASKS};
-use flags::{FLAGS, OF_LAUNCHERS};
+use flags::{FLAGS, Here, OF_LAUNCHERS};
 use std::path::Path;
 
-/// What a name of another program is here.
-#[derive(Clone, Copy)]
-enum Here {
-    /// The first of these flags that the command takes.
-    Flag(&'static [&'static str]),
-    /// What to do, as a sentence.
-    Text(&'static str),
-}
 /// What is known about a flag of another program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Meaning {
@@ -37,19 +28,19 @@ fn has(names: &str, name: &str) -> bool {
     names.split_whitespace().any(|known| known == name)
 }
 
-/// For a flag that a command does not take: what it is here.
-pub fn of_flag(name: &str, command: CommandName) -> Option<Meaning> {
+/// For a flag that a command does not take: what it is here. `taken` gives the flag of the command that
+/// has a name, if it is built.
+pub fn of_flag(
+    name: &str,
+    command: CommandName,
+    taken: impl Fn(&str) -> Option<&'static str>,
+) -> Option<Meaning> {
     let name = same(name);
     let rows = FLAGS
         .iter()
         .filter(|(commands, _, names)| commands.contains(command) && has(names, &name));
     rows.filter_map(|(_, here, _)| match here {
-        Here::Flag(flags) => {
-            let mut taken = flags.iter().filter_map(|flag| lookup::find(flag, command));
-            taken
-                .find(|flag| flag.is_built())
-                .map(|flag| Meaning::Flag(flag.name))
-        }
+        Here::Flag(flags) => flags.iter().find_map(|flag| taken(flag)).map(Meaning::Flag),
         Here::Text(text) => Some(Meaning::Text(text)),
     })
     .next()
@@ -87,9 +78,10 @@ pub fn of_command(word: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::config::command::COMMANDS as KNOWN;
+    use crate::config::lookup;
     use std::collections::BTreeSet;
 
-    /// A row for a name that a command has would never be read, or name a flag that is not there.
+    /// A row for a name that a command has would never be read, or name a flag that is missing.
     #[test]
     fn rows_name_flags_that_there_are_and_no_name_of_their_own_commands() {
         for (commands, here, names) in FLAGS {
@@ -143,7 +135,7 @@ mod tests {
             modules_to_save";
         for name in names.split_whitespace() {
             let known = lookup::find(name, sft).is_some();
-            assert!(known || of_flag(name, sft).is_some(), "{name}");
+            assert!(known || lookup::foreign(name, sft).is_some(), "{name}");
         }
     }
 }

@@ -58,10 +58,16 @@ fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static s
     found
 }
 
+/// For a flag that a command does not take: what another program means by it.
+pub fn foreign(name: &str, command: CommandName) -> Option<Meaning> {
+    let taken = |name: &str| find(name, command).filter(|flag| flag.is_built());
+    foreign::of_flag(name, command, |name| taken(name).map(|flag| flag.name))
+}
+
 /// What to say about a name that a command does not take: what another program means by it, which
 /// other command takes it, or the name that was mistyped. Names that are not built are not suggested.
 pub fn advice(name: &str, command: CommandName) -> Advice {
-    match foreign::of_flag(name, command) {
+    match foreign(name, command) {
         Some(Meaning::Flag(flag)) => return Advice::Meant(flag.into()),
         Some(Meaning::Text(text)) => return Advice::Instead(text),
         None => {}

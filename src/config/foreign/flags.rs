@@ -1,10 +1,19 @@
 //! The flags of other programs.
 
-use super::Here::{self, Flag, Text};
 use crate::config::command::Commands;
 use crate::config::command::sets::{
     ALL, BENCH, EVAL, GENERATE, LAUNCH, PREDICT, REPORT, TRAIN, TRAIN_EVAL,
 };
+
+/// What a name of another program is here.
+#[derive(Clone, Copy)]
+pub enum Here {
+    /// The first of these flags that the command takes.
+    Flag(&'static [&'static str]),
+    /// What to do, as a sentence.
+    Text(&'static str),
+}
+use Here::{Flag, Text};
 
 const NO_LORA: &str =
     "not built yet: LoRA and its kin; leave it out, and all parameters are trained";

@@ -120,7 +120,6 @@ rules! {
         "generate needs a model",
         "add --model_name_or_path DIR, the output directory of a training run";
     weights_or_a_description for READING | GENERATE | BENCH in model;
-    evaluated_model_is_trained for TRAINING in model;
     model_directory_holds_a_model for READING | GENERATE | BENCH in model;
     configuration_is_known for TRAIN_EVAL | BENCH in model;
     configuration_can_be_read for READING | GENERATE | BENCH in contents;
@@ -207,6 +206,7 @@ rules! {
         if *flags.resume_from_checkpoint != Resume::No && !flags.trains() =>
         "--resume_from_checkpoint resumes training, but nothing is trained",
         "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT";
+    evaluated_model_is_trained for TRAINING in model;
     resume_needs_a_checkpoint for TRAINING in output;
     earlier_runs_are_kept for TRAINING | QUICKSTART in output;
     nothing_is_in_the_way for TRAINING | QUICKSTART in output;
