@@ -69,9 +69,14 @@ pub fn product(given: &[(&str, usize)]) -> Result<usize, UsageError> {
     product
         .filter(|devices| *devices <= MOST_DEVICES)
         .ok_or_else(|| {
+            let given: Vec<_> = given
+                .iter()
+                .filter(|(_, degree)| *degree > 1)
+                .copied()
+                .collect();
             let verb = if given.len() == 1 { "is" } else { "are" };
             UsageError::illegal(
-                format!("{} {verb} more than {MOST_DEVICES} devices", times(given)),
+                format!("{} {verb} more than {MOST_DEVICES} devices", times(&given)),
                 "lower it to the number of devices that the job has",
             )
         })
@@ -221,7 +226,12 @@ mod tests {
             product(&[("shard_parallel", 8), ("tensor_parallel", 4)]),
             Ok(32)
         );
-        let most = 1 << 31;
+        let (one, most) = (("data_parallel", 1), 1 << 31);
+        let error = product(&[one, ("shard_parallel", most)]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--shard_parallel 2147483648 is more than 1048576 devices"
+        );
         for given in [
             vec![("data_parallel", MOST_DEVICES + 1)],
             vec![

@@ -125,8 +125,21 @@ fn settings_that_depend_on_others() {
         (plan.train.eval, plan.train.save),
         (Cadence::Steps(7), Cadence::Epoch)
     );
-    let plan = fixture.train("--do_eval").unwrap();
+    let evaluated = fixture.invoke(
+        "train clm --model_name_or_path @/model --train_file @/train.txt --output_dir @/new --do_eval",
+    );
+    let Ok(Invocation::Run {
+        command: Command::Train(plan),
+        notes,
+    }) = evaluated
+    else {
+        panic!("{evaluated:?}")
+    };
     assert_eq!((plan.do_train, plan.do_eval), (false, true));
+    assert_eq!(
+        notes,
+        ["--do_eval without --do_train only evaluates; add --do_train to train, too"]
+    );
     let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
     assert_eq!(
         (plan.do_train, plan.do_eval, *plan.train.flags.max_steps),
