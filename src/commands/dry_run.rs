@@ -198,9 +198,10 @@ fn configuration(plan: &RunPlan, model: &dyn Model) -> String {
         }
         ModelSource::Pretrained { .. } => Vec::new(),
     };
-    match changes.is_empty() {
-        true => source.to_string(),
-        false => format!("{source} with {}", changes.join(", ")),
+    if changes.is_empty() {
+        source.to_string()
+    } else {
+        format!("{source} with {}", changes.join(","))
     }
 }
 

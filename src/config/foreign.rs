@@ -36,14 +36,13 @@ pub fn of_flag(
     taken: impl Fn(&str) -> Option<&'static str>,
 ) -> Option<Meaning> {
     let name = same(name);
-    let rows = FLAGS
+    let mut rows = FLAGS
         .iter()
         .filter(|(commands, _, names)| commands.contains(command) && has(names, &name));
-    rows.filter_map(|(_, here, _)| match here {
+    rows.find_map(|(_, here, _)| match here {
         Here::Flag(flags) => flags.iter().find_map(|flag| taken(flag)).map(Meaning::Flag),
         Here::Text(text) => Some(Meaning::Text(text)),
     })
-    .next()
 }
 
 /// For a flag that only launchers of PyTorch have: what does the same here.
