@@ -24,7 +24,7 @@ fn hostile_templates_are_one_message() {
     let cases = [
         (nested.to_string(), "steps"),
         (grown("n.s ~ n.s", 60, "n.s"), "steps"),
-        (grown("[n.s, n.s]", 60, "n.s == n.t"), "takes more than 2 s"),
+        (grown("[n.s, n.s]", 60, "n.s == n.t"), "takes more than 1 s"),
         (grown("[n.s]", 90_000, "n.s ~ ''"), "too deeply"),
         (
             "{% set n = namespace() %}{% set n.a = n %}{{ n }}".to_string(),
@@ -72,7 +72,7 @@ fn hostile_templates_are_one_message() {
         );
         assert!(text.len() < 2000, "{shown}: {text}");
         let seconds = start.elapsed();
-        assert!(seconds < Duration::from_secs(20), "{shown}: {seconds:?}");
+        assert!(seconds < Duration::from_secs(60), "{shown}: {seconds:?}");
     }
     // A row that is skipped is not one for which the template does not end.
     fs::write(path("tokenizer/chat_template.jinja"), nested).unwrap();

@@ -28,7 +28,7 @@ const MEMORY_PER_BYTE: u64 = 16;
 const STACK: usize = 32 << 20;
 
 /// Seconds of processor time that a rendering may take, and millions of steps that add another.
-const SECONDS: u64 = 2;
+const SECONDS: u64 = 1;
 const STEPS_PER_SECOND: u64 = 5_000_000;
 
 /// Whether the program that runs here answers to [`ARGUMENT`].
@@ -142,7 +142,7 @@ fn limit(resource: libc::__rlimit_resource_t, value: u64) -> io::Result<()> {
     }
 }
 
-/// Ends this process once it has computed for so many seconds; 0: never.
+/// Ends this process after this many seconds of processor time; 0: never.
 fn limit_time(seconds: u64) -> io::Result<()> {
     let zero = libc::timeval {
         tv_sec: 0,

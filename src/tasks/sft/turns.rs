@@ -12,7 +12,7 @@ use std::ops::Range;
 use crate::data::chat_template::Message;
 use crate::data::{Error, Result};
 
-/// Conversations of at most so many messages are asked about every turn.
+/// Conversations of at most this many messages are asked about every turn.
 const SHORT: usize = 32;
 
 /// Answers that are asked about in any case: where conversations begin, templates have exceptions.
@@ -127,7 +127,7 @@ impl Conversation<'_> {
         (fits && place.start <= place.end).then_some(place)
     }
 
-    /// The message that few messages go on with after the head: roles follow one another there as in
+    /// The message that follows the head among few messages: roles follow one another there as in
     /// the whole, and as many messages as in the whole, or fewer by an even number, stand before it.
     fn seam(&self, before: usize) -> Option<usize> {
         let role = |turn: usize| &self.turns[turn].role;
