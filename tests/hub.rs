@@ -361,3 +361,54 @@ fn the_test_split_of_a_data_set_is_labelled() {
         both.stderr
     );
 }
+
+/// A mirror that lies: the run ends with one message, writes nothing outside of the cache, and the
+/// token stays with the mirror's own host.
+#[test]
+fn a_hostile_hub_gets_neither_files_nor_the_token() {
+    let data = data_dir();
+    let foreign = TestHub::start();
+    let tag = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let victim = home.join("victim.json");
+    fs::write(&victim, "a victim").unwrap();
+    let first = format!("ETag: \"{tag}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: 2\r\n");
+    let of = |etag: &str, commit: &str| {
+        format!("ETag: \"{etag}\"\r\nX-Repo-Commit: {commit}\r\nContent-Length: 2\r\n\r\n{{}}")
+    };
+    let path = victim.display().to_string();
+    let away = format!("Location: {}/x\r\nX-Repo-Commit: {COMMIT}\r\n", foreign.url);
+    for (status, second, part) in [
+        ("200 OK", of(&path, COMMIT), "is no digest"),
+        ("200 OK", of(tag, "../../../victim.json"), "is of commit"),
+        ("302 Found", away.clone(), "status 404 where tokenizer.json"),
+        (
+            "302 Found",
+            String::new(),
+            "a redirect (302) without an address",
+        ),
+        ("304 Not Modified", String::new(), "status 304"),
+    ] {
+        let hub = start(&data);
+        let head = "Connection: close\r\n";
+        let asked = "HEAD /org/tokenizer/resolve";
+        hub.reply(asked, 1, format!("HTTP/1.1 200 OK\r\n{head}{first}\r\n"));
+        let answer = format!("HTTP/1.1 {status}\r\n{head}{second}\r\n\r\n");
+        hub.reply("GET /org/tokenizer/resolve", 1, answer);
+        let words = "train clm --model_type gpt2 --tokenizer_name org/tokenizer --dataset_name org/pages --output_dir out";
+        let run = with_hub(&hub, home)
+            .env("HF_TOKEN", "hf_secret")
+            .args(words.split(' '))
+            .run();
+        assert_eq!(run.code, Some(1), "{}", run.stderr);
+        assert_eq!(run.stderr.matches("error:").count(), 1, "{}", run.stderr);
+        assert!(run.stderr.contains(part), "{part} in {}", run.stderr);
+        assert!(!run.stderr.contains("hf_secret"), "{}", run.stderr);
+        assert_eq!(fs::read(&victim).unwrap(), b"a victim");
+        assert!(hub.tokens().iter().any(|line| line.starts_with("GET /org")));
+        fs::remove_dir_all(home.join("hub")).unwrap();
+    }
+    assert!(!foreign.requests().is_empty());
+    assert_eq!(foreign.tokens(), [""; 0]);
+}

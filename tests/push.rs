@@ -333,3 +333,53 @@ fn commands_of_many_runs_push_none() {
         );
     }
 }
+
+/// The Hub's answer names no address to upload to: the push ends at once, with the reason.
+#[test]
+fn an_upload_address_that_is_none_fails_once() {
+    let (hub, dir) = start();
+    let dir = dir.path();
+    let digest = |path: &Path| {
+        use sha2::Digest;
+        let digest = sha2::Sha256::digest(fs::read(path).unwrap());
+        digest
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let more = "--hub_strategy end --max_steps 1 --overwrite_output_dir";
+    hub.push_fault("objects/batch", 1, PushFault::Status(422));
+    let mut command = train(&hub, dir, more);
+    let refused = command.env("HF_TOKEN", TOKEN).run();
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    let object = serde_json::json!({
+        "oid": digest(&dir.join("out/model.safetensors")),
+        "actions": {"upload": {"href": "file:///etc/passwd"}},
+    });
+    let body = serde_json::json!({"objects": [object]}).to_string();
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    hub.reply("objects/batch", 9, format!("{head}{body}"));
+    let asked = |hub: &TestHub| {
+        let calls = hub.requests();
+        calls.iter().filter(|line| line.contains("batch")).count()
+    };
+    let before = asked(&hub);
+    let mut command = train(&hub, dir, more);
+    let failed = command.env("HF_TOKEN", TOKEN).run();
+    assert_eq!(failed.code, Some(1), "{}", failed.stderr);
+    for part in [
+        "file:///etc/passwd",
+        "is neither http:// nor https://",
+        "everything is in out",
+    ] {
+        assert!(failed.stderr.contains(part), "{part} in {}", failed.stderr);
+    }
+    assert_eq!(
+        failed.stderr.matches("error:").count(),
+        1,
+        "{}",
+        failed.stderr
+    );
+    assert_eq!(asked(&hub), before + 1);
+}

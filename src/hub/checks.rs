@@ -87,7 +87,7 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'
         return Ok(None);
     };
     if values.any(|other| other != first) {
-        return Err(format!("it has several headers {name}"));
+        return Err(format!("its header {name} has several values"));
     }
     let text = first
         .to_str()
@@ -213,7 +213,7 @@ mod tests {
         };
         assert_eq!(add(b"a"), Ok(Some("a".to_string())));
         assert_eq!(add(b"a"), Ok(Some("a".to_string())));
-        assert!(add(b"b").unwrap_err().contains("several headers ETag"));
+        assert!(add(b"b").unwrap_err().contains("ETag has several values"));
         headers.clear();
         headers.append(
             "etag",

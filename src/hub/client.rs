@@ -67,6 +67,8 @@ pub(super) struct Ask<'a> {
 /// The head of an answer, and its body, which is not read yet.
 pub(super) struct Answer {
     pub status: u16,
+    /// Whether the endpoint's host gave it.
+    pub is_home: bool,
     pub headers: HeaderMap,
     body: Body,
     wait: Duration,
@@ -179,8 +181,8 @@ impl Client {
         Ok(url)
     }
 
-    /// Asks, and follows redirects. `examine` sees every answer on the way, and what it refuses
-    /// ends it. Only the endpoint's host gets the token, and not after a redirect has led away.
+    /// Asks, and follows redirects. `examine` sees every answer on the way, and one that it refuses
+    /// is an error. Only the endpoint's host gets the token, and not after a redirect has led away.
     pub fn send(
         &self,
         ask: &Ask<'_>,
@@ -229,7 +231,12 @@ impl Client {
         if ask.only_relative && !is_relative && answer.headers.contains_key("x-repo-commit") {
             return Ok(None);
         }
-        self.linked(location, Some(from)).map(Some)
+        let next = self.linked(location, Some(from))?;
+        if ask.body.is_some() && ask.with_token && !self.is_endpoint(&next) {
+            let reason = format!("a redirect ({status}) of what was sent to another host");
+            return Err(Failure::Wrong(reason));
+        }
+        Ok(Some(next))
     }
 
     fn once(
@@ -265,6 +272,7 @@ impl Client {
         let (parts, body) = answer.into_parts();
         Ok(Answer {
             status: parts.status.as_u16(),
+            is_home: self.is_endpoint(url),
             headers: parts.headers,
             body,
             wait: ask.wait,

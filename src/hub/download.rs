@@ -60,7 +60,7 @@ impl Content {
     }
 }
 
-/// What one attempt at a transfer came to.
+/// How an attempt at a transfer ended.
 enum Attempt {
     Whole,
     /// The connection broke, for this reason.
@@ -103,7 +103,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// What the Hub says that the file is.
+    /// The file's content, as the Hub describes it.
     fn ask(&self) -> Result<Content> {
         let mut ask = self.client.ask(Method::HEAD, self.url.clone());
         ask.only_relative = true;
@@ -238,7 +238,11 @@ impl Wanted<'_> {
                 out.set_len(0).map_err(Error::io("write", part))?;
                 0
             }
-            _ => return Err((self.status)(answer.status)),
+            // What a store of files refuses is not for the token to say.
+            status if !answer.is_home => {
+                return Err(self.wrong(format!("status {status} where {} should be", self.file)));
+            }
+            status => return Err((self.status)(status)),
         };
         let left = content.size - start;
         let length = answer.length().map_err(wrong)?;
@@ -292,7 +296,7 @@ impl Wanted<'_> {
         Ok(Ok(()))
     }
 
-    /// What a failed transfer means: one that broke is tried again.
+    /// Whether a failed transfer is tried again: one that broke is.
     fn failed(&self, failure: Failure, part: &Path, content: &Content) -> Result<Attempt> {
         match failure {
             Failure::Broken(reason) => Ok(Attempt::Broken(reason)),

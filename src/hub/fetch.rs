@@ -164,7 +164,8 @@ impl Hub {
             return Err(self.status(answer.status, kind, name, revision, None));
         }
         let bytes = answer.bytes().map_err(explain)?;
-        serde_json::from_slice(&bytes).map_err(|error| self.wrong(name, shown(&error.to_string())))
+        serde_json::from_slice(&bytes)
+            .map_err(|error| self.wrong(name, format!("its JSON: {}", shown(&error.to_string()))))
     }
 
     /// The file that says which commit a revision is.

@@ -3,10 +3,11 @@
 //! Reading order: `settings` (where the Hub and its cache are), `checks` (what a server sends is
 //! not what it should be), `client` (requests, redirects, the token), `download` (one file into the
 //! cache), `fetch` (one repository at one commit), `model` and `dataset` (which files a name stands
-//! for), `push` (commits). Names and the cache's layout are the hf-hub crate's, so that Python
+//! for), `push` (commits, with `answers`: the forms of what the Hub says to them). Names and the cache's layout are the hf-hub crate's, so that Python
 //! programs and this one share what they downloaded. The transfer is not: hf-hub takes paths, sizes
 //! and the host that gets the token from a server's answers.
 
+mod answers;
 mod checks;
 mod client;
 mod dataset;
@@ -24,6 +25,8 @@ pub use fetch::{Hub, Kind, Snapshot};
 pub use push::{Addition, Repository, is_new_name};
 pub use settings::HubSettings;
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod push_tests;
 #[cfg(test)]

@@ -15,12 +15,14 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::Sha256;
 use ureq::http::Method;
 use url::Url;
 
+use super::answers::{Action, Committed, Made, Mode, Modes, Objects, Refusal};
 use super::checks::{header, is_commit, is_name};
 use super::client::{self, Ask, Client, Failure, Sent};
 use super::download::digest;
@@ -33,15 +35,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// The longest pause that a server can ask for.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
-/// How long the head of an answer may take, in terms of the patience: a commit of many files takes
-/// the Hub a while.
-const WAIT: u32 = 10;
-/// After this time, and a second for each so many bytes to send, a call is not repeated.
-const BUDGET: u32 = 25;
+/// How long the head of an answer may take, in terms of the patience, and that of one for which the
+/// other side has to work through all that was sent.
+const WAIT: u32 = 3;
+const LONG_WAIT: u32 = 10;
+
+/// All pauses of a call, likewise.
+const MOST_PAUSES: u32 = 12;
+
+/// Bytes a second below which an upload is not repeated.
 const SLOWEST_UPLOAD: u64 = 64 << 10;
 
-/// Parts of a large file, as S3 has them at most.
-const MOST_PARTS: u64 = 10_000;
 /// Bytes of what a store of objects calls a part.
 const LONGEST_TAG: usize = 256;
 
@@ -160,7 +164,6 @@ struct Answer {
     /// Its own words about a refusal.
     reason: String,
     etag: Option<String>,
-    body: Value,
     bytes: Vec<u8>,
 }
 
@@ -251,11 +254,13 @@ impl Repository {
             return Ok(());
         }
         // The answer has the whole name, whose account alone is not known here.
-        let made = answer.body["url"].as_str().and_then(|url| {
-            let mut parts = url.trim_end_matches('/').rsplit('/');
-            let (name, account) = (parts.next()?, parts.next()?);
-            (name == short).then(|| format!("{account}/{name}"))
-        });
+        let made: Made = self.json(&answer)?;
+        let mut parts = made.url.trim_end_matches('/').rsplit('/');
+        let made = parts
+            .next()
+            .zip(parts.next())
+            .filter(|(name, _)| *name == short)
+            .map(|(name, account)| format!("{account}/{name}"));
         let made = made.filter(|made| is_name(made));
         self.name = made.ok_or_else(|| self.senseless("no address of the repository"))?;
         Ok(())
@@ -316,11 +321,14 @@ impl Repository {
             lines.push_str(&format!("{line}\n"));
         }
         let url = self.api(&["commit", &self.revision]);
-        let answer = self.accepted(self.post(url, "application/x-ndjson", lines.as_bytes())?)?;
-        match answer.body["commitOid"].as_str() {
-            Some(commit) if is_commit(commit) => Ok(true),
-            _ => Err(self.senseless("no commit")),
+        let long = self.client.patience * LONG_WAIT;
+        let answer = self.send(url, "application/x-ndjson", lines.as_bytes(), true, long)?;
+        let answer = self.accepted(answer)?;
+        let committed: Committed = self.json(&answer)?;
+        if !is_commit(&committed.commit_oid) {
+            return Err(self.senseless("no commit"));
         }
+        Ok(true)
     }
 
     /// How each file is stored; without those that the branch has in the same form, or that its
@@ -334,29 +342,29 @@ impl Repository {
         let url = self.api(&["preupload", &self.revision]);
         let body = json!({"files": asked}).to_string();
         let answer = self.accepted(self.post(url, JSON, body.as_bytes())?)?;
-        let modes = answer.body["files"].as_array();
-        let mode_of = |file: &Addition| {
-            let of_file = |mode: &&Value| mode["path"].as_str() == Some(&file.path);
-            modes.and_then(|modes| modes.iter().find(of_file))
-        };
+        let found: Modes = self.json(&answer)?;
+        let modes: BTreeMap<&str, &Mode> = found
+            .files
+            .iter()
+            .map(|mode| (mode.path.as_str(), mode))
+            .collect();
         let mut uploads = Vec::new();
         for file in files {
             let unknown = || self.senseless(&format!("no upload mode for {}", file.path));
-            let mode = mode_of(file).ok_or_else(unknown)?;
-            if mode["shouldIgnore"].as_bool() == Some(true) {
+            let mode = modes.get(file.path.as_str()).ok_or_else(unknown)?;
+            if mode.should_ignore == Some(true) {
                 continue;
             }
-            let there = mode["oid"].as_str();
-            let (upload, digest) = match mode["uploadMode"].as_str() {
+            let (upload, digest) = match mode.upload_mode.as_str() {
                 // Nothing can't be uploaded to a store of large objects.
-                Some("lfs") if file.size > 0 => {
+                "lfs" if file.size > 0 => {
                     let digest = file.sha256()?;
                     (Upload::Large(file, digest.clone()), digest)
                 }
-                Some("lfs" | "regular") => (Upload::Regular(file), file.blob()?),
+                "lfs" | "regular" => (Upload::Regular(file), file.blob()?),
                 _ => return Err(unknown()),
             };
-            if there != Some(&digest) {
+            if mode.oid.as_ref() != Some(&digest) {
                 uploads.push(upload);
             }
         }
@@ -374,61 +382,65 @@ impl Repository {
         let segments = git.split('/').chain(["info", "lfs", "objects", "batch"]);
         let url = self.client.url(segments);
         let answer = self.accepted(self.post(url, LFS_JSON, body.to_string().as_bytes())?)?;
-        let objects = answer.body["objects"].as_array();
+        let found: Objects = self.json(&answer)?;
         for (file, digest) in files {
-            let of_file = |object: &&Value| object["oid"].as_str() == Some(digest);
-            let object = objects.and_then(|objects| objects.iter().find(of_file));
+            let object = found.objects.iter().find(|object| object.oid == *digest);
             let object = object
                 .ok_or_else(|| self.senseless(&format!("no upload address for {}", file.path)))?;
-            if let Some(reason) = object["error"]["message"].as_str() {
+            if let Some(refusal) = &object.error {
+                let reason = refusal.message.as_deref().unwrap_or("it does not take it");
                 return Err(self.refused(&format!("{}: {}", file.path, self.shown(reason))));
             }
             // Without an address the Hub has it.
-            if object["actions"]["upload"].is_object() {
-                self.upload(file, digest, &object["actions"])?;
+            if let Some(actions) = &object.actions
+                && let Some(upload) = &actions.upload
+            {
+                self.upload(file, digest, upload, actions.verify.as_ref())?;
             }
         }
         Ok(())
     }
 
-    /// Sends a file to where `actions` say. These addresses carry their own rights: the token is
+    /// Sends a file to where `upload` says. These addresses carry their own rights: the token is
     /// for the Hub alone.
-    fn upload(&self, file: &Addition, digest: &str, actions: &Value) -> Result<()> {
-        let upload = &actions["upload"];
-        let url = upload["href"].as_str();
-        let url = url.ok_or_else(|| self.senseless(&format!("no address for {}", file.path)))?;
-        let url = self.address(url)?;
-        let size = &upload["header"]["chunk_size"];
-        let size = size.as_u64().or_else(|| size.as_str()?.parse().ok());
-        match size.filter(|size| *size > 0) {
+    fn upload(
+        &self,
+        file: &Addition,
+        digest: &str,
+        upload: &Action,
+        verify: Option<&Action>,
+    ) -> Result<()> {
+        let url = self.address(&upload.href)?;
+        let parts = upload.header.as_ref();
+        let size = parts.and_then(|parts| parts.size).filter(|size| *size > 0);
+        match parts.zip(size) {
             None => drop(self.put(url, file, 0, file.size)?),
-            Some(size) => {
-                let parts = self.parts(file, &upload["header"], size)?;
+            Some((parts, size)) => {
+                let parts = self.parts(file, &parts.addresses, size)?;
                 let done = json!({"oid": digest, "parts": parts}).to_string();
-                self.accepted(self.send(url, LFS_JSON, done.as_bytes(), false)?)?;
+                // The store gathers them meanwhile.
+                let long = self.client.patience * LONG_WAIT;
+                self.accepted(self.send(url, LFS_JSON, done.as_bytes(), false, long)?)?;
             }
         }
-        if let Some(url) = actions["verify"]["href"].as_str() {
-            let url = self.address(url)?;
+        if let Some(verify) = verify {
+            let url = self.address(&verify.href)?;
             let body = json!({"oid": digest, "size": file.size}).to_string();
             self.accepted(self.post(url, JSON, body.as_bytes())?)?;
         }
         Ok(())
     }
 
-    /// Sends a file in parts of `size` bytes to the addresses that `header` has under their
-    /// numbers.
-    fn parts(&self, file: &Addition, header: &Value, size: u64) -> Result<Vec<Value>> {
+    /// Sends a file in parts of `size` bytes to addresses by their numbers.
+    fn parts(
+        &self,
+        file: &Addition,
+        addresses: &BTreeMap<u64, String>,
+        size: u64,
+    ) -> Result<Vec<Value>> {
         let count = file.size.div_ceil(size);
-        let found = format!("no {count} addresses for the parts of {}", file.path);
-        let numbered = |(key, url): (&String, &Value)| {
-            let is_number = key.bytes().all(|byte| byte.is_ascii_digit());
-            let number: u64 = is_number.then(|| key.parse().ok()).flatten()?;
-            Some((number, url.as_str()?.to_string()))
-        };
-        let addresses = header.as_object().into_iter().flatten();
-        let addresses: BTreeMap<u64, String> = addresses.filter_map(numbered).collect();
-        if count > MOST_PARTS || !addresses.keys().copied().eq(1..=count) {
+        if !addresses.keys().copied().eq(1..=count) {
+            let found = format!("not the addresses of {count} parts of {}", file.path);
             return Err(self.senseless(&found));
         }
         let urls = addresses.values().map(|url| self.address(url));
@@ -459,21 +471,32 @@ impl Repository {
                 open: &open,
             }),
             with_token: false,
+            wait: self.client.patience * WAIT,
             ..self.client.ask(Method::PUT, url)
         })?;
         self.accepted(answer)
     }
 
     fn get(&self, url: Url) -> Result<Answer> {
-        self.call(self.client.ask(Method::GET, url))
+        self.call(Ask {
+            wait: self.client.patience * WAIT,
+            ..self.client.ask(Method::GET, url)
+        })
     }
 
     /// Sends a text, with the token if the address is the endpoint's.
     fn post(&self, url: Url, kind: &str, body: &[u8]) -> Result<Answer> {
-        self.send(url, kind, body, true)
+        self.send(url, kind, body, true, self.client.patience * WAIT)
     }
 
-    fn send(&self, url: Url, kind: &str, body: &[u8], with_token: bool) -> Result<Answer> {
+    fn send(
+        &self,
+        url: Url,
+        kind: &str,
+        body: &[u8],
+        with_token: bool,
+        wait: Duration,
+    ) -> Result<Answer> {
         let open = || -> Box<dyn Read + '_> { Box::new(body) };
         self.call(Ask {
             headers: vec![
@@ -485,21 +508,22 @@ impl Repository {
                 open: &open,
             }),
             with_token,
+            wait,
             ..self.client.ask(Method::POST, url)
         })
     }
 
     /// Makes a call until there is an answer that repeating it would not change.
-    fn call(&self, mut ask: Ask<'_>) -> Result<Answer> {
-        let patience = self.client.patience;
-        ask.wait = patience * WAIT;
+    fn call(&self, ask: Ask<'_>) -> Result<Answer> {
         let length = ask.body.as_ref().map_or(0, |sent| sent.length);
-        let sending = Duration::from_secs(length / SLOWEST_UPLOAD);
-        let (began, budget) = (Instant::now(), patience * BUDGET + sending);
+        let waiting = ask.wait * 3 / 2 + Duration::from_secs(length / SLOWEST_UPLOAD);
+        let pausing = self.client.patience * MOST_PAUSES;
+        let (began, mut paused) = (Instant::now(), Duration::ZERO);
         let mut pause = self.pause;
         for attempt in 1.. {
             let is_last = |pause: Duration| {
-                attempt > RETRIES || began.elapsed().saturating_add(pause) > budget
+                let waited = began.elapsed().saturating_sub(paused);
+                attempt > RETRIES || waited > waiting || paused + pause > pausing
             };
             let answer = self.client.send(&ask, &|_| Ok(()));
             let next = match answer.and_then(|answer| self.read(answer)) {
@@ -516,6 +540,7 @@ impl Repository {
                 Err(_) => pause,
             };
             std::thread::sleep(next);
+            paused += next;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
         unreachable!("the loop has no end of its own")
@@ -531,18 +556,24 @@ impl Repository {
         let pause = pause.and_then(|text| text.parse().ok());
         let status = answer.status;
         let bytes = answer.bytes()?;
-        // What a store answers to an upload need not be JSON.
-        let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let of_body = body["error"].as_str().or(body["message"].as_str());
-        let said = said.or(of_body.map(str::to_string));
+        // Only who refuses says why, and a store need not say it in JSON.
+        let refusal = match status {
+            400.. => serde_json::from_slice(&bytes).unwrap_or_default(),
+            _ => Refusal::default(),
+        };
+        let said = said.or(refusal.error).or(refusal.message);
         let answer = Answer {
             status,
             reason: self.shown(&said.unwrap_or_default()),
             etag,
-            body,
             bytes,
         };
         Ok((answer, pause.map(Duration::from_secs)))
+    }
+
+    fn json<T: DeserializeOwned>(&self, answer: &Answer) -> Result<T> {
+        let value = serde_json::from_slice(&answer.bytes);
+        value.map_err(|error| self.senseless(&format!("its JSON: {error}")))
     }
 
     /// A call without an answer, in the user's terms.

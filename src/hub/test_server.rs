@@ -71,8 +71,7 @@ struct State {
     requests: Vec<String>,
     /// Requests that came with a token.
     tokens: Vec<String>,
-    /// By a part of `METHOD PATH`: how often, and the bytes of the answer. The connection stays open
-    /// for so long after them.
+    /// By a part of `METHOD PATH`: how often, the bytes of the answer, and the pause after each.
     replies: Vec<(String, usize, Vec<u8>, Duration)>,
     closing: bool,
     account: Option<Account>,
@@ -174,18 +173,18 @@ impl TestHub {
 
     /// Answers the next `times` requests whose `METHOD PATH` has this in it with these bytes.
     pub fn reply(&self, request: &str, times: usize, answer: impl Into<Vec<u8>>) {
-        self.reply_and_hold(request, times, answer, Duration::ZERO);
+        self.reply_slowly(request, times, answer, Duration::ZERO);
     }
 
-    /// The same, with the connection open for a time after them.
-    pub fn reply_and_hold(
+    /// The same with a pause after each byte.
+    pub fn reply_slowly(
         &self,
         request: &str,
         times: usize,
         answer: impl Into<Vec<u8>>,
-        time: Duration,
+        pause: Duration,
     ) {
-        let reply = (request.to_string(), times, answer.into(), time);
+        let reply = (request.to_string(), times, answer.into(), pause);
         self.state.lock().unwrap().replies.push(reply);
     }
 
@@ -310,17 +309,25 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         }
         let mut replies = state.replies.iter_mut();
         let found = replies.find(|(part, times, ..)| *times > 0 && line.contains(part.as_str()));
-        found.map(|found| {
+        let found = found.map(|found| {
             found.1 -= 1;
             (found.2.clone(), found.3)
-        })
+        });
+        if found.is_some() {
+            state.requests.push(line.clone());
+        }
+        found
     };
-    if let Some((bytes, time)) = reply {
+    if let Some((bytes, pause)) = reply {
         // What has come unread would make a reset of the close.
         reader.read_exact(&mut vec![0; length])?;
-        stream.write_all(&bytes)?;
-        stream.flush()?;
-        std::thread::sleep(time);
+        if pause.is_zero() {
+            return stream.write_all(&bytes);
+        }
+        for byte in bytes {
+            stream.write_all(&[byte])?;
+            std::thread::sleep(pause);
+        }
         return Ok(());
     }
     if !matches!(request.method.as_str(), "GET" | "HEAD") {
