@@ -364,7 +364,8 @@ fn what_crawls_is_given_up() {
         ("GET /cdn/org/tiny", raw("200 OK", &[], &"x".repeat(5000))),
     ] {
         let (hub, dir, _) = start();
-        hub.reply_slowly(request, 9, answer, Duration::from_millis(20));
+        hub.reply(request, 9, answer);
+        hub.crawl(Duration::from_millis(20));
         let own = Hub::new(HubSettings {
             patience: Duration::from_millis(500),
             ..settings(&hub, dir.path())
@@ -561,7 +562,8 @@ fn answers_to_a_push_that_are_none_are_named() {
     // One that never answers is not waited for again and again.
     let (hub, dir, _) = start();
     let slow = raw("200 OK", &[], &"x".repeat(1000));
-    hub.reply_slowly("/preupload/", 99, slow, Duration::from_millis(50));
+    hub.reply("/preupload/", 99, slow);
+    hub.crawl(Duration::from_millis(50));
     let began = Instant::now();
     let error = pushed(&hub, dir.path(), Duration::from_millis(200));
     assert!(error.contains("no answer for 0.6 s"), "{error}");

@@ -71,8 +71,9 @@ struct State {
     requests: Vec<String>,
     /// Requests that came with a token.
     tokens: Vec<String>,
-    /// By a part of `METHOD PATH`: how often, the bytes of the answer, and the pause after each.
-    replies: Vec<(String, usize, Vec<u8>, Duration)>,
+    /// By a part of `METHOD PATH`: how often, the bytes of the answer, and the pause after each of them.
+    replies: Vec<(String, usize, Vec<u8>)>,
+    pause: Duration,
     closing: bool,
     account: Option<Account>,
     /// By a part of the path, how often, and how.
@@ -173,19 +174,13 @@ impl TestHub {
 
     /// Answers the next `times` requests whose `METHOD PATH` has this in it with these bytes.
     pub fn reply(&self, request: &str, times: usize, answer: impl Into<Vec<u8>>) {
-        self.reply_slowly(request, times, answer, Duration::ZERO);
+        let reply = (request.to_string(), times, answer.into());
+        self.state.lock().unwrap().replies.push(reply);
     }
 
-    /// The same with a pause after each byte.
-    pub fn reply_slowly(
-        &self,
-        request: &str,
-        times: usize,
-        answer: impl Into<Vec<u8>>,
-        pause: Duration,
-    ) {
-        let reply = (request.to_string(), times, answer.into(), pause);
-        self.state.lock().unwrap().replies.push(reply);
+    /// Makes such answers slow: a pause after each byte.
+    pub fn crawl(&self, pause: Duration) {
+        self.state.lock().unwrap().pause = pause;
     }
 
     /// The requests that had a token.
@@ -304,28 +299,29 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     let line = format!("{} {}", request.method, request.path);
     let reply = {
         let mut state = state.lock().unwrap();
-        if request.token.is_some() {
-            state.tokens.push(line.clone());
-        }
+        let token = request.token.iter();
+        state.tokens.extend(token.map(|_| line.clone()));
         let mut replies = state.replies.iter_mut();
-        let found = replies.find(|(part, times, ..)| *times > 0 && line.contains(part.as_str()));
+        let found = replies.find(|(part, times, _)| *times > 0 && line.contains(part.as_str()));
         let found = found.map(|found| {
             found.1 -= 1;
-            (found.2.clone(), found.3)
+            found.2.clone()
         });
         if found.is_some() {
             state.requests.push(line.clone());
         }
-        found
+        found.zip(Some(state.pause))
     };
     if let Some((bytes, pause)) = reply {
         // What has come unread would make a reset of the close.
         reader.read_exact(&mut vec![0; length])?;
-        if pause.is_zero() {
-            return stream.write_all(&bytes);
-        }
-        for byte in bytes {
-            stream.write_all(&[byte])?;
+        let at_once = if pause.is_zero() {
+            bytes.len().max(1)
+        } else {
+            1
+        };
+        for piece in bytes.chunks(at_once) {
+            stream.write_all(piece)?;
             std::thread::sleep(pause);
         }
         return Ok(());
@@ -349,11 +345,8 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
                 _ => state.push(&request, body, base),
             }
         };
-        let body = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
+        let body = (!body.is_null()).then(|| body.to_string());
+        let body = body.unwrap_or_default();
         let headers: Vec<(&str, String)> = headers.into_iter().collect();
         let status = format!("{status} Answer");
         return answer(&mut stream, &status, &headers, body.as_bytes(), body.len());
