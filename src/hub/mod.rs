@@ -1,11 +1,11 @@
 //! The Hugging Face Hub: names of models, tokenizers and data sets to local files.
 //!
-//! Reading order: `settings` (where the Hub and its cache are), `checks` (names, sizes and
-//! headers of a server before they are used), `client` (requests, redirects, the token), `download` (one file into the
-//! cache), `fetch` (one repository at one commit), `model` and `dataset` (which files a name stands
-//! for), `push` (commits, with `answers`: the forms of what the Hub says to them). Names and the cache's layout are the hf-hub crate's, so that Python
-//! programs and this one share what they downloaded. The transfer is not: hf-hub takes paths, sizes
-//! and the host that gets the token from a server's answers.
+//! Reading order: `settings` (where the Hub and its cache are), `checks` (names, sizes and headers of
+//! a server before they are used), `client` (requests, redirects, the token), `download` (one file
+//! into the cache), `fetch` (one repository at one commit), `model` and `dataset` (which files a name
+//! stands for), `push` (commits, with `answers`: their types). Names and the cache's layout are the
+//! hf-hub crate's, so that Python programs and this one share what they downloaded. The transfer is
+//! not: hf-hub takes paths, sizes and the host that gets the token from a server's answers.
 
 mod answers;
 mod checks;
