@@ -287,7 +287,10 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         (
             "utf16.csv",
             b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(),
-            &["utf16.csv:1: invalid UTF-8: byte 0xff"],
+            &[
+                "utf16.csv cannot be read",
+                "line 1: invalid UTF-8: byte 0xff",
+            ],
         ),
         (
             "cut.csv.gz",

@@ -129,6 +129,9 @@ fn has_name(text: &str) -> bool {
     let Some(name) = name.strip_suffix(':') else {
         return false;
     };
+    // `Map (num_proc=4)`
+    let end = name.strip_suffix(')').and_then(|inside| inside.rfind('('));
+    let name = &name[..end.unwrap_or(name.len())];
     let own = name.rsplit([']', '>', ')']).next().unwrap_or_default();
     own.chars().any(char::is_alphabetic)
 }
