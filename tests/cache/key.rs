@@ -193,7 +193,7 @@ fn an_evaluation_is_not_explained_by_the_training_batch() {
     }
 }
 
-/// What changes every graph of the run, the ceiling's too; replicas have one graph more.
+/// These change the graphs of the run; replicas have one graph more.
 #[test]
 fn another_element_type_or_number_of_devices_is_named() {
     let place = Place::new();
@@ -204,7 +204,7 @@ fn another_element_type_or_number_of_devices_is_named() {
     ] {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (0, graphs), "{change}: {}", run.stderr);
-        let why = explained_of("ceiling", &place, &run.stderr);
+        let why = explained_of("train", &place, &run.stderr);
         assert!(
             why.starts_with("graph: ") && why.contains(expected),
             "{change}: {why}"
