@@ -735,7 +735,7 @@ fn files_without_an_end_are_refused() {
     let cases: [(&str, &str, i32, &[&str]); 10] = [
         (
             "out/log.jsonl",
-            "TRAIN --max_steps 1",
+            "TRAIN --max_steps 1 --overwrite_output_dir",
             1,
             &["log.jsonl", "a pipe"],
         ),
@@ -801,7 +801,7 @@ fn files_without_an_end_are_refused() {
     let place = Workplace::new();
     fifo(&place, "out/telemetry.jsonl");
     let run = place
-        .command(&format!("{TRAIN} --max_steps 1"))
+        .command(&format!("{TRAIN} --max_steps 1 --overwrite_output_dir"))
         .limit_time(120)
         .run();
     run.succeeded();
