@@ -155,6 +155,7 @@ fn no_choice_is_resolved_by_an_arm_for_the_rest() {
         "kind.rs",
         "lookup.rs",
         "nearest.rs",
+        "unexpected.rs",
     ];
     let config = root().join("src/config");
     let resolving = rust_files(&config).into_iter().filter(|file| {
