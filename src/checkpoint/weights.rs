@@ -120,11 +120,27 @@ pub struct TensorView<'a> {
 #[derive(Clone, Debug)]
 pub struct Weights {
     path: PathBuf,
-    files: Arc<Vec<(PathBuf, Mmap)>>,
+    files: Arc<Vec<(PathBuf, Arc<Content>)>>,
     tensors: Arc<BTreeMap<String, Entry>>,
 }
 
+/// A file's bytes, or those of its tensors that were copied into dense order.
 #[derive(Debug)]
+enum Content {
+    Mapped(Mmap),
+    Copied(Vec<u8>),
+}
+
+impl Content {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Mapped(map) => map,
+            Content::Copied(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
 struct Entry {
     shape: Shape,
     file: usize,
@@ -151,6 +167,11 @@ impl Weights {
             if index.exists() {
                 return Weights::open_sharded(path, &index);
             }
+        }
+        // As scripts with `xm.save` call it.
+        let saved = path.join("checkpoint.pt");
+        if saved.exists() {
+            return Weights::open_files(&saved, std::slice::from_ref(&saved));
         }
         Err(Error::NoWeights {
             dir: path.to_path_buf(),
@@ -223,19 +244,75 @@ impl Weights {
                             .into(),
                 });
             }
-            match path.extension() {
-                Some(extension) if extension == "bin" => {
-                    read_torch(path, &map, files.len(), &mut tensors)?;
-                }
-                _ => read_header(path, &map, files.len(), &mut tensors)?,
+            let is_torch = path
+                .extension()
+                .is_some_and(|extension| ["bin", "pt", "pth"].iter().any(|it| extension == *it));
+            let copied = if is_torch {
+                read_torch(path, &map, files.len(), &mut tensors)?
+            } else {
+                read_header(path, &map, files.len(), &mut tensors)?;
+                Vec::new()
+            };
+            files.push((path.clone(), Arc::new(Content::Mapped(map))));
+            if !copied.is_empty() {
+                files.push((path.clone(), Arc::new(Content::Copied(copied))));
             }
-            files.push((path.clone(), map));
         }
         Ok(Weights {
             path: path.to_path_buf(),
             files: Arc::new(files),
             tensors: Arc::new(tensors),
         })
+    }
+
+    /// The same with as many rows in tensors of these names as are wanted; each new one is the mean of
+    /// the others, as transformers resizes embeddings.
+    pub fn lengthened(&self, names: &[String], rows: usize) -> Weights {
+        let mut files = (*self.files).clone();
+        let mut tensors = (*self.tensors).clone();
+        let mut copied: Vec<u8> = Vec::new();
+        for name in names {
+            let Some(view) = self.get(name) else { continue };
+            let dtype = view.shape.dtype;
+            let first = view.shape.dims.first().copied().unwrap_or(0);
+            let values = convert_floats(view.bytes, dtype, DType::F32);
+            let Some(values) = values.filter(|_| (1..rows).contains(&first)) else {
+                continue;
+            };
+            let width: usize = view.shape.dims[1..].iter().product();
+            let mut sums = vec![0f64; width];
+            for (i, value) in values.chunks_exact(4).enumerate() {
+                let value = f32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+                sums[i % width] += f64::from(value);
+            }
+            let mean: Vec<u8> = sums
+                .iter()
+                .flat_map(|sum| ((sum / first as f64) as f32).to_le_bytes())
+                .collect();
+            let Some(mean) = convert_floats(&mean, DType::F32, dtype) else {
+                continue;
+            };
+            let start = copied.len();
+            copied.extend_from_slice(view.bytes);
+            for _ in first..rows {
+                copied.extend_from_slice(&mean);
+            }
+            let mut dims = view.shape.dims.clone();
+            dims[0] = rows;
+            let entry = Entry {
+                shape: Shape::new(dtype, dims),
+                file: files.len(),
+                start,
+                end: copied.len(),
+            };
+            tensors.insert(name.clone(), entry);
+        }
+        files.push((self.path.clone(), Arc::new(Content::Copied(copied))));
+        Weights {
+            path: self.path.clone(),
+            files: Arc::new(files),
+            tensors: Arc::new(tensors),
+        }
     }
 
     /// The file (or the index of the shards) that this was opened from.
@@ -260,7 +337,7 @@ impl Weights {
         TensorView {
             name,
             shape: entry.shape.clone(),
-            bytes: &self.files[entry.file].1[entry.start..entry.end],
+            bytes: &self.files[entry.file].1.bytes()[entry.start..entry.end],
         }
     }
 
@@ -382,29 +459,39 @@ fn other_formats_hint(dir: &Path) -> String {
     }
 }
 
-/// Where the tensors of a file of torch.save are.
+/// Where the tensors of a file of torch.save are; those whose elements do not lie one after the other
+/// are in the bytes that are given back, the next file's.
 fn read_torch(
     path: &Path,
     map: &[u8],
     file: usize,
     tensors: &mut BTreeMap<String, Entry>,
-) -> Result<()> {
+) -> Result<Vec<u8>> {
     let bad = |reason: String| Error::NotTorch {
         path: path.to_path_buf(),
         reason,
     };
+    let mut copied = Vec::new();
     for (name, tensor) in torch::tensors(map).map_err(bad)? {
+        let (file, range) = match tensor.strides {
+            None => (file, tensor.bytes.clone()),
+            Some(_) => {
+                let start = copied.len();
+                copied.extend(tensor.dense(map));
+                (file + 1, start..copied.len())
+            }
+        };
         let entry = Entry {
             shape: Shape::new(tensor.dtype, tensor.dims),
             file,
-            start: tensor.bytes.start,
-            end: tensor.bytes.end,
+            start: range.start,
+            end: range.end,
         };
         if tensors.insert(name.clone(), entry).is_some() {
             return Err(bad(format!("tensor {name} is in two of its shards")));
         }
     }
-    Ok(())
+    Ok(copied)
 }
 
 fn read_header(
@@ -599,6 +686,37 @@ mod tests {
 
     fn f32s(dims: &[usize]) -> Shape {
         Shape::new(DType::F32, dims)
+    }
+
+    #[test]
+    fn new_rows_are_the_mean_of_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let values: Vec<u8> = [1f32, 2.0, 3.0, 6.0]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        let tensors = [
+            TensorRef::new("table", Shape::new(DType::F32, [2, 2]), &values),
+            TensorRef::new("bias", Shape::new(DType::F32, [2]), &values[..8]),
+            TensorRef::new("other", Shape::new(DType::F32, [2]), &values[8..]),
+        ];
+        let mut file = std::fs::File::create(&path).unwrap();
+        write_safetensors(&mut file, &tensors).unwrap();
+        let weights = Weights::open(&path).unwrap();
+        let names = ["table", "bias"].map(str::to_string);
+        let longer = weights.lengthened(&names, 4);
+        let table = vec![1.0, 2.0, 3.0, 6.0, 2.0, 4.0, 2.0, 4.0];
+        assert_eq!(longer.read_f32("table").unwrap(), (vec![4, 2], table));
+        assert_eq!(
+            longer.read_f32("bias").unwrap(),
+            (vec![4], vec![1.0, 2.0, 1.5, 1.5])
+        );
+        assert_eq!(longer.read_f32("other").unwrap(), (vec![2], vec![3.0, 6.0]));
+        assert_eq!(
+            weights.lengthened(&names, 1).read_f32("bias").unwrap().0,
+            [2]
+        );
     }
 
     #[test]
