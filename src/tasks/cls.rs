@@ -119,8 +119,10 @@ impl Task for ClsDataSettings {
 
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {
         match labels {
-            Some(labels) if !labels.are_numbers() => Box::new(Classes::new(labels)),
-            _ => Box::<Estimates>::default(),
+            Some(labels) if !labels.are_numbers() => {
+                Box::new(Classes::new(labels, self.glue_metrics))
+            }
+            _ => Box::new(Estimates::new(self.glue_metrics)),
         }
     }
 }
@@ -198,6 +200,7 @@ impl Recipe for LabelledTexts {
             path,
             &self.settings,
             labels,
+            self.encoder.adds_tokens(),
             count,
         )?))
     }
@@ -254,16 +257,31 @@ fn column<T: Copy>(
     })
 }
 
+/// The mean of a GLUE task's metrics where it has several, as run_glue adds it.
+pub(super) fn combined(glue: Option<&[&str]>, values: &[(String, f64)]) -> Option<(String, f64)> {
+    let names = glue.filter(|names| names.len() > 1)?;
+    let value = |name: &&str| values.iter().find(|(found, _)| found == name);
+    let found: Option<Vec<f64>> = names
+        .iter()
+        .map(|name| value(name).map(|(_, value)| *value))
+        .collect();
+    let found = found?;
+    let mean = found.iter().sum::<f64>() / found.len() as f64;
+    Some(("combined_score".to_string(), mean))
+}
+
 /// Accuracy, F1 and Matthews' correlation of classes.
 struct Classes {
     names: Vec<String>,
     confusion: Confusion,
     logits: Vec<Vec<f32>>,
+    glue: Option<&'static [&'static str]>,
 }
 
 impl Classes {
-    fn new(labels: &LabelMap) -> Self {
+    fn new(labels: &LabelMap, glue: Option<&'static [&'static str]>) -> Self {
         Classes {
+            glue,
             names: labels.names().to_vec(),
             confusion: Confusion::new(labels.len()),
             logits: Vec::new(),
@@ -292,14 +310,22 @@ impl Metrics for Classes {
 
     fn values(&self, _labels: f64) -> Vec<(String, f64)> {
         let confusion = &self.confusion;
+        // GLUE's F1 is scikit-learn's of two classes: the second one's.
+        let is_binary = self.names.len() == 2 && self.glue.is_some_and(|it| it.contains(&"f1"));
+        let f1 = if is_binary {
+            confusion.f1(1).unwrap_or(0.0)
+        } else {
+            confusion.macro_f1()
+        };
         let mut values = vec![
             ("accuracy".to_string(), confusion.accuracy()),
-            ("f1".to_string(), confusion.macro_f1()),
+            ("f1".to_string(), f1),
             (
                 "matthews_correlation".to_string(),
                 confusion.matthews_correlation(),
             ),
         ];
+        values.extend(combined(self.glue, &values));
         let each = self.names.iter().enumerate();
         values.extend(
             each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))),
