@@ -258,7 +258,7 @@ Data {
     test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
-    /// completion, messages or text)
+    /// completion, messages, conversations or text)
     text_column_name: Option<String>, READING, alias "dataset_text_field";
     /// GLUE task: brings its columns and, without files, its data set
     task_name: Option<GlueTask>, CLS;
@@ -807,6 +807,17 @@ LABELLED {
 }
 SFT {
     packing eval_packing padding_free: FALSE, "each example is a row of its own; pad_to_bucket and group_by_length save padding";
+    packing_strategy: anyway(&["bfd"]), "each example is a row of its own";
+    truncation_mode: only(&["keep_start"]), "what does not fit is cut at a text's end";
+    shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
+    pad_to_multiple_of: NONE, "lengths are chosen with pad_to_bucket or pad_to_max_length";
+    loss_type: only(&["nll"]), "the loss is the cross-entropy of the next token";
+    model_init_kwargs: only(&["", "none", "false", "{}"]), "models have flags of their own: torch_dtype, config_overrides, attn_implementation";
+    dataset_kwargs: only(&["", "none", "false", "{}"]), "data is always prepared";
+    router_aux_loss_coef: NONE, "there are no mixtures of experts";
+    chat_template_path: NONE, "the template is the tokenizer's: chat_template.jinja beside its files";
+    eos_token: only(&["", "none", "<EOS_TOKEN>"]), "the token is the tokenizer's: eos_token in its tokenizer_config.json";
+    pad_token: only(&["", "none", "<PAD_TOKEN>"]), "the token is the tokenizer's: pad_token in its tokenizer_config.json";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";
