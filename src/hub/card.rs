@@ -1,0 +1,232 @@
+//! The YAML at the head of a data set's card: `configs`, which says of each configuration which files
+//! are which split.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::dataset::{Name, Named, configurations as by_paths, format_of};
+use super::error::{Error, Result};
+
+/// Files by configuration and split, as a card says; `None` where it has no `configs`.
+pub(super) fn configurations(
+    path: &Path,
+    files: &[String],
+) -> Result<Option<BTreeMap<String, Named>>> {
+    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let bad = |reason: String| Error::BadCard {
+        path: path.to_path_buf(),
+        reason,
+    };
+    let Some(head) = head(&text) else {
+        return Ok(None);
+    };
+    // A card without configurations may be as wrong as it likes.
+    if !head.lines().any(|line| line.starts_with("configs:")) {
+        return Ok(None);
+    }
+    let card: Value = serde_saphyr::from_str(head).map_err(|error| {
+        let text = error.to_string();
+        bad(text.lines().next().unwrap_or("no YAML").to_string())
+    })?;
+    let Some(list) = card["configs"].as_array() else {
+        return Ok(None);
+    };
+    let mut found = BTreeMap::new();
+    for entry in list {
+        let name = entry["config_name"].as_str().unwrap_or("default");
+        let named = files_of(entry, files).map_err(bad)?;
+        // The one that is meant where none is named.
+        if entry["default"] == true && name != "default" {
+            found.insert("default".to_string(), named.clone());
+        }
+        found.insert(name.to_string(), named);
+    }
+    Ok((!found.is_empty()).then_some(found))
+}
+
+/// What stands between the first two lines of three dashes.
+fn head(text: &str) -> Option<&str> {
+    let text = text.trim_start_matches('\u{feff}');
+    let rest = text.strip_prefix("---")?.trim_start_matches([' ', '\r']);
+    let rest = rest.strip_prefix('\n')?;
+    let end = rest.find("\n---")?;
+    Some(&rest[..=end])
+}
+
+/// A configuration's files by split. Without `data_files` those of its `data_dir`, by their paths.
+fn files_of(entry: &Value, files: &[String]) -> std::result::Result<Named, String> {
+    let folder = entry["data_dir"].as_str().unwrap_or_default();
+    let folder = folder.trim_start_matches("./").trim_end_matches('/');
+    let inside = |path: &str| match folder {
+        "" => path.trim_start_matches("./").to_string(),
+        folder => format!("{folder}/{}", path.trim_start_matches("./")),
+    };
+    let patterns = |value: &Value| -> Option<Vec<String>> {
+        match value {
+            Value::String(pattern) => Some(vec![inside(pattern)]),
+            Value::Array(list) => list
+                .iter()
+                .map(|pattern| pattern.as_str().map(inside))
+                .collect(),
+            _ => None,
+        }
+    };
+    let told: Vec<(String, Option<Vec<String>>)> = match &entry["data_files"] {
+        Value::Null => {
+            let below =
+                |file: &&String| folder.is_empty() || file.starts_with(&format!("{folder}/"));
+            let below: Vec<String> = files.iter().filter(below).cloned().collect();
+            let mut named = Named::new();
+            for (_, splits) in by_paths(&below) {
+                for (name, files) in splits {
+                    named.entry(name).or_insert_with(Vec::new).extend(files);
+                }
+            }
+            return Ok(named);
+        }
+        Value::Array(list) if list.iter().any(Value::is_object) => list
+            .iter()
+            .map(|it| {
+                let split = it["split"].as_str().unwrap_or("train");
+                (split.to_string(), patterns(&it["path"]))
+            })
+            .collect(),
+        Value::Object(splits) => splits
+            .iter()
+            .map(|(split, value)| (split.clone(), patterns(value)))
+            .collect(),
+        one => vec![("train".to_string(), patterns(one))],
+    };
+    let mut named = Named::new();
+    for (split, patterns) in told {
+        let patterns =
+            patterns.ok_or_else(|| format!("the files of split {split:?} are no paths"))?;
+        let name = Name {
+            text: split,
+            is_exact: true,
+        };
+        let into = named.entry(name).or_default();
+        for pattern in patterns {
+            let matching = |file: &&String| format_of(file).is_some() && matches(&pattern, file);
+            into.extend(files.iter().filter(matching).cloned());
+        }
+        into.sort();
+        into.dedup();
+    }
+    named.retain(|_, files| !files.is_empty());
+    Ok(named)
+}
+
+/// Whether a path is of a pattern: `*` and `?` stay within a directory, `**` does not.
+fn matches(pattern: &str, path: &str) -> bool {
+    let (pattern, path) = (pattern.as_bytes(), path.as_bytes());
+    // Which beginnings of the path the pattern's beginning is of.
+    let mut ends = vec![false; path.len() + 1];
+    ends[0] = true;
+    let mut at = 0;
+    while at < pattern.len() {
+        let is_wide = pattern[at..].starts_with(b"**");
+        let mut next = vec![false; path.len() + 1];
+        match pattern[at] {
+            b'*' => {
+                let mut open = false;
+                for i in 0..=path.len() {
+                    if i > 0 && path[i - 1] == b'/' && !is_wide {
+                        open = false;
+                    }
+                    open |= ends[i];
+                    next[i] = open;
+                }
+                at += 1 + usize::from(is_wide);
+                // `**/` is of no directory, too.
+                if is_wide && pattern.get(at) == Some(&b'/') {
+                    for i in 0..=path.len() {
+                        let before = i == 0 || path[i - 1] == b'/';
+                        next[i] = ends[i] || next[i] && before;
+                    }
+                    at += 1;
+                }
+            }
+            c => {
+                for i in 0..path.len() {
+                    next[i + 1] = ends[i] && (path[i] == c || c == b'?' && path[i] != b'/');
+                }
+                at += 1;
+            }
+        }
+        ends = next;
+    }
+    ends[path.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_of_paths() {
+        for (pattern, path, is_of) in [
+            (
+                "data/train_sft-*",
+                "data/train_sft-00000-of-00001.parquet",
+                true,
+            ),
+            (
+                "data/train-*",
+                "data/train_sft-00000-of-00001.parquet",
+                false,
+            ),
+            ("other/*.parquet", "other/x.parquet", true),
+            ("other/*.parquet", "other/a/x.parquet", false),
+            ("**/*.csv", "a/b/c.csv", true),
+            ("**/*.csv", "c.csv", true),
+            ("a/**", "a/b/c.csv", true),
+            ("?.csv", "c.csv", true),
+            ("c.csv", "c.csv", true),
+            ("c.csv", "cc.csv", false),
+        ] {
+            assert_eq!(matches(pattern, path), is_of, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn a_card_says_which_files_are_which_split() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("README.md");
+        let files: Vec<String> = [
+            "data/train_sft-0.parquet",
+            "data/test_sft-0.parquet",
+            "data/train_gen-0.parquet",
+            "other/x.parquet",
+            "README.md",
+        ]
+        .map(str::to_string)
+        .to_vec();
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            configurations(&path, &files)
+        };
+        let card = "---\nlicense: mit\nconfigs:\n- config_name: chat\n  default: true\n  data_files:\n  - split: train\n    path: data/train_sft-*\n  - split: test\n    path:\n    - \"data/test_sft-*\"\n- config_name: other\n  data_files: other/*.parquet\n---\n# chat\n";
+        let found = read(card).unwrap().unwrap();
+        assert_eq!(
+            found.keys().collect::<Vec<_>>(),
+            ["chat", "default", "other"]
+        );
+        let split = |config: &str, split: &str| {
+            let name = Name {
+                text: split.to_string(),
+                is_exact: true,
+            };
+            found[config][&name].clone()
+        };
+        assert_eq!(split("default", "train"), ["data/train_sft-0.parquet"]);
+        assert_eq!(split("chat", "test"), ["data/test_sft-0.parquet"]);
+        assert_eq!(split("other", "train"), ["other/x.parquet"]);
+        assert!(read("# no head\n").unwrap().is_none());
+        assert!(read("---\nlicense: [\n---\n").unwrap().is_none());
+        let error = read("---\nconfigs: [\n---\n").unwrap_err().to_string();
+        assert!(error.contains("README.md"), "{error}");
+    }
+}
