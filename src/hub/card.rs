@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dataset::{Name, Named, configurations as by_paths, format_of};
 use super::error::{Error, Result};
+use super::paths::{Name, Named, configurations as by_paths, format_of};
 
 /// Files by configuration and split, as a card says; `None` where it has no `configs`.
 pub(super) fn configurations(

@@ -1,7 +1,7 @@
 //! The Hugging Face Hub: names of models, tokenizers and data sets to local files.
 //!
 //! Reading order: `settings` (where the Hub and its cache are), `fetch` (one file: cached, or
-//! downloaded and checked), `model`, `dataset` and `card` (which files a name stands for), `push` (commits).
+//! downloaded and checked), `model`, `dataset`, `card` and `paths` (which files a name stands for), `push` (commits).
 //! Downloads and the cache's layout are the hf-hub crate's, so that Python programs and this one
 //! share what they downloaded.
 
@@ -10,6 +10,7 @@ mod dataset;
 mod error;
 mod fetch;
 mod model;
+mod paths;
 mod patience;
 mod push;
 mod settings;
