@@ -13,7 +13,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
 pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
 use super::estimates::Estimates;
-use super::metrics::{Confusion, argmax, softmax};
+use super::metrics::{Confusion, argmax, combined, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
 use crate::data::padding::Padding;
 use crate::data::sequences::SequenceEncoder;
@@ -255,19 +255,6 @@ fn column<T: Copy>(
     Array1::from_shape_fn(batch_size, |row| {
         labels.get(row).copied().flatten().map_or(missing, &read)
     })
-}
-
-/// The mean of a GLUE task's metrics where it has several, as run_glue adds it.
-pub(super) fn combined(glue: Option<&[&str]>, values: &[(String, f64)]) -> Option<(String, f64)> {
-    let names = glue.filter(|names| names.len() > 1)?;
-    let value = |name: &&str| values.iter().find(|(found, _)| found == name);
-    let found: Option<Vec<f64>> = names
-        .iter()
-        .map(|name| value(name).map(|(_, value)| *value))
-        .collect();
-    let found = found?;
-    let mean = found.iter().sum::<f64>() / found.len() as f64;
-    Some(("combined_score".to_string(), mean))
 }
 
 /// Accuracy, F1 and Matthews' correlation of classes.

@@ -4,7 +4,7 @@
 use xtrain_graphs::Tensor;
 use xtrain_models::{IGNORED_NUMBER, Predictions};
 
-use super::cls::combined;
+use super::metrics::combined;
 use crate::data::HostLabels;
 use crate::trainer::evaluate::Metrics;
 
