@@ -1,7 +1,7 @@
 //! The YAML at the head of a data set's card: `configs`, which says of each configuration which files
 //! are which split.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
@@ -121,44 +121,37 @@ fn files_of(entry: &Value, files: &[String]) -> std::result::Result<Named, Strin
 
 /// Whether a path is of a pattern: `*` and `?` stay within a directory, `**` does not.
 fn matches(pattern: &str, path: &str) -> bool {
-    let (pattern, path) = (pattern.as_bytes(), path.as_bytes());
-    // Which beginnings of the path the pattern's beginning is of.
-    let mut ends = vec![false; path.len() + 1];
-    ends[0] = true;
-    let mut at = 0;
-    while at < pattern.len() {
-        let is_wide = pattern[at..].starts_with(b"**");
-        let mut next = vec![false; path.len() + 1];
-        match pattern[at] {
-            b'*' => {
-                let mut open = false;
-                for i in 0..=path.len() {
-                    if i > 0 && path[i - 1] == b'/' && !is_wide {
-                        open = false;
-                    }
-                    open |= ends[i];
-                    next[i] = open;
-                }
-                at += 1 + usize::from(is_wide);
-                // `**/` is of no directory, too.
-                if is_wide && pattern.get(at) == Some(&b'/') {
-                    for i in 0..=path.len() {
-                        let before = i == 0 || path[i - 1] == b'/';
-                        next[i] = ends[i] || next[i] && before;
-                    }
-                    at += 1;
-                }
-            }
-            c => {
-                for i in 0..path.len() {
-                    next[i + 1] = ends[i] && (path[i] == c || c == b'?' && path[i] != b'/');
-                }
-                at += 1;
-            }
-        }
-        ends = next;
+    let parts: Vec<&str> = path.split('/').collect();
+    let is_of = |step: &&str, part: &&str| {
+        let letters: Vec<char> = part.chars().collect();
+        let is_one = |wanted: &char, letter: &char| *wanted == '?' || wanted == letter;
+        fits(step.chars(), &letters, |wanted| *wanted == '*', is_one)
+    };
+    fits(pattern.split('/'), &parts, |step| *step == "**", is_of)
+}
+
+/// Whether the steps are of all items, one each; one that is `open` is of any number.
+fn fits<S, T>(
+    steps: impl Iterator<Item = S>,
+    items: &[T],
+    open: impl Fn(&S) -> bool,
+    is_of: impl Fn(&S, &T) -> bool,
+) -> bool {
+    // How many items the steps so far can be of.
+    let mut reached = BTreeSet::from([0]);
+    for step in steps {
+        reached = if open(&step) {
+            let least = reached.first().copied().unwrap_or(items.len() + 1);
+            (least..=items.len()).collect()
+        } else {
+            let next = reached.iter().filter(|at| {
+                let item = items.get(**at);
+                item.is_some_and(|item| is_of(&step, item))
+            });
+            next.map(|at| at + 1).collect()
+        };
     }
-    ends[path.len()]
+    reached.contains(&items.len())
 }
 
 #[cfg(test)]
