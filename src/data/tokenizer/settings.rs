@@ -114,6 +114,88 @@ pub(super) struct Settings {
     pub added: BTreeMap<u64, Token>,
 }
 
+/// A file and what of it is no token.
+type Bad = (&'static str, String);
+
+fn bad(file: &'static str, what: &str) -> Bad {
+    (file, format!("{what} is no token"))
+}
+
+/// Added tokens as they are read.
+#[derive(Default)]
+struct Added {
+    by_id: BTreeMap<u64, Token>,
+    by_content: BTreeMap<String, Token>,
+}
+
+impl Added {
+    fn add(&mut self, id: u64, token: Token) {
+        let content = token.content().to_string();
+        self.by_content.insert(content, token.clone());
+        self.by_id.insert(id, token);
+    }
+
+    fn read_decoder(&mut self, decoder: &Value) -> Result<(), Bad> {
+        for (id, token) in decoder.as_object().into_iter().flatten() {
+            let read = id.parse().ok().zip(Token::read(token, None));
+            let what = || format!("{id} of added_tokens_decoder");
+            let (id, token) = read.ok_or_else(|| bad("tokenizer_config.json", &what()))?;
+            self.add(id, token);
+        }
+        Ok(())
+    }
+
+    /// Reads special_tokens_map.json, added_tokens.json and the added tokens of tokenizer.json.
+    fn read_earlier_files(
+        &mut self,
+        values: &mut Map<String, Value>,
+        own: &mut Map<String, Value>,
+        sources: Sources<'_>,
+    ) -> Result<(), Bad> {
+        let special = sources.special_tokens_map.unwrap_or_default();
+        let objects: Vec<String> = special
+            .iter()
+            .filter(|(_, value)| value.is_object())
+            .map(|(key, _)| key.clone())
+            .collect();
+        merge_special_tokens_map(values, special);
+        if let Some(Value::Object(names)) = values.get("extra_special_tokens").cloned() {
+            values.remove("extra_special_tokens");
+            own.extend(names);
+        }
+        let is_special = |text: &str| {
+            let named = NAMES.iter().filter_map(|key| match values.get(*key)? {
+                Value::Object(token) if objects.iter().any(|it| it == key) => {
+                    token["content"].as_str()
+                }
+                other => other.as_str(),
+            });
+            let extra = values.get("extra_special_tokens").and_then(Value::as_array);
+            let extra = extra.into_iter().flatten().filter_map(Value::as_str);
+            named.chain(extra).any(|token| token == text)
+        };
+        for (text, id) in sources.added_tokens.unwrap_or_default() {
+            let what = || format!("the id {id} of {text:?}");
+            let number = id
+                .as_u64()
+                .ok_or_else(|| bad("added_tokens.json", &what()))?;
+            let special = is_special(&text);
+            let token = Token::Told {
+                token: AddedToken::from(text, special),
+                is_normalized_told: true,
+            };
+            self.add(number, token);
+        }
+        for token in sources.defined.unwrap_or_default() {
+            let read = token["id"].as_u64().zip(Token::read(token, None));
+            let what = || format!("{token} of added_tokens");
+            let (id, token) = read.ok_or_else(|| bad("tokenizer.json", &what()))?;
+            self.add(id, token);
+        }
+        Ok(())
+    }
+}
+
 fn is_empty(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null) => true,
@@ -131,8 +213,8 @@ fn is_name(key: &str) -> bool {
 
 impl Settings {
     /// Merges the files of a directory. `Err` says what in which file is no token.
-    pub fn merge(sources: Sources<'_>, class: Class) -> Result<Settings, (&'static str, String)> {
-        let mut values = sources.config;
+    pub fn merge(mut sources: Sources<'_>, class: Class) -> Result<Settings, Bad> {
+        let mut values = std::mem::take(&mut sources.config);
         if sources.defined.is_some() {
             values.remove("add_bos_token");
             values.remove("add_eos_token");
@@ -143,69 +225,13 @@ impl Settings {
             values.insert("extra_special_tokens".into(), list);
         }
         let mut own = take_own_names(&mut values);
-        let mut added = BTreeMap::new();
-        let mut by_content: BTreeMap<String, Token> = BTreeMap::new();
-        let mut add = |id: u64, token: Token| {
-            by_content.insert(token.content().to_string(), token.clone());
-            added.insert(id, token);
-        };
-        let bad = |file: &'static str, what: &str| (file, format!("{what} is no token"));
-        if let Some(decoder) = values.remove("added_tokens_decoder") {
-            const FILE: &str = "tokenizer_config.json";
-            for (id, token) in decoder.as_object().into_iter().flatten() {
-                let read = id.parse().ok().zip(Token::read(token, None));
-                let what = || format!("{id} of added_tokens_decoder");
-                let (id, token) = read.ok_or_else(|| bad(FILE, &what()))?;
-                add(id, token);
-            }
-        } else {
-            let special = sources.special_tokens_map.unwrap_or_default();
-            let objects: Vec<String> = special
-                .iter()
-                .filter(|(_, value)| value.is_object())
-                .map(|(key, _)| key.clone())
-                .collect();
-            merge_special_tokens_map(&mut values, special);
-            if let Some(Value::Object(names)) = values.get("extra_special_tokens").cloned() {
-                values.remove("extra_special_tokens");
-                own.extend(names);
-            }
-            let is_special = |text: &str| {
-                let named = NAMES.iter().filter_map(|key| {
-                    let value = values.get(*key)?;
-                    match value {
-                        Value::Object(token) if objects.iter().any(|it| it == key) => {
-                            token["content"].as_str()
-                        }
-                        other => other.as_str(),
-                    }
-                });
-                let extra = values.get("extra_special_tokens").and_then(Value::as_array);
-                let extra = extra.into_iter().flatten().filter_map(Value::as_str);
-                named.chain(extra).any(|token| token == text)
-            };
-            for (text, id) in sources.added_tokens.unwrap_or_default() {
-                let id = id
-                    .as_u64()
-                    .ok_or_else(|| bad("added_tokens.json", &format!("the id {id} of {text:?}")))?;
-                let special = is_special(&text);
-                let token = AddedToken::from(text, special);
-                add(
-                    id,
-                    Token::Told {
-                        token,
-                        is_normalized_told: true,
-                    },
-                );
-            }
-            for token in sources.defined.unwrap_or_default() {
-                let read = token["id"].as_u64().zip(Token::read(token, None));
-                let (id, token) =
-                    read.ok_or_else(|| bad("tokenizer.json", &format!("{token} of added_tokens")))?;
-                add(id, token);
-            }
+        let mut found = Added::default();
+        let pieces = sources.pieces.take();
+        match values.remove("added_tokens_decoder") {
+            Some(decoder) => found.read_decoder(&decoder)?,
+            None => found.read_earlier_files(&mut values, &mut own, sources)?,
         }
-        if let Some(pieces) = sources.pieces {
+        if let Some(pieces) = pieces {
             values.insert("additional_special_tokens".into(), pieces.into());
         }
         if !values.contains_key("extra_special_tokens")
@@ -213,24 +239,15 @@ impl Settings {
         {
             values.insert("extra_special_tokens".into(), list);
         }
-        let mut settings = Settings {
-            added,
-            ..Settings::default()
-        };
-        settings.name_tokens(&values, &by_content, class);
+        let mut settings = Settings::default();
+        settings.name_tokens(&values, &found.by_content, class);
         settings.name_own_tokens(&values, own);
-        for token in values
-            .get("extra_special_tokens")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-        {
-            let read = Token::read(token, None);
-            let read = read.ok_or_else(|| {
-                bad(
-                    "tokenizer_config.json",
-                    &format!("{token} of extra_special_tokens"),
-                )
+        settings.added = found.by_id;
+        let extra = values.get("extra_special_tokens").and_then(Value::as_array);
+        for token in extra.into_iter().flatten() {
+            let read = Token::read(token, None).ok_or_else(|| {
+                let what = format!("{token} of extra_special_tokens");
+                bad("tokenizer_config.json", &what)
             })?;
             settings.extra.push(read);
         }
