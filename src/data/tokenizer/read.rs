@@ -10,6 +10,7 @@ use super::assemble::{Assembled, Parts, assemble};
 use super::class::{Class, Named};
 use super::convert::{self, Files};
 use super::settings::{Settings, Sources};
+use super::vocabulary::Vocabulary;
 use crate::checkpoint::{files, hf};
 use crate::data::error::{Error, Result};
 
@@ -102,20 +103,7 @@ impl Read {
             "its class {name} has rules that are not built; with PreTrainedTokenizerFast as tokenizer_class tokenizer.json counts as it stands"
         )))?;
         let is_named = class.is_some();
-        let (class, vocabulary, file) = match definition {
-            None => {
-                let (class, vocabulary, file) = convert::earlier(&found, class)?;
-                (class, Some(vocabulary), file)
-            }
-            Some(_) if class.unwrap_or(Class::Plain) == Class::Plain => {
-                (Class::Plain, None, DEFINITION)
-            }
-            Some(definition) => {
-                let read = convert::defined(definition);
-                let read = read.map_err(|reason| found.bad(DEFINITION, reason))?;
-                (class.unwrap_or(Class::Plain), Some(read), DEFINITION)
-            }
-        };
+        let (class, vocabulary, file) = vocabulary_of(&found, class)?;
         let path = match definition {
             Some(_) => path.to_path_buf(),
             None => found.dir.join(file),
@@ -178,6 +166,27 @@ impl Read {
             padding: frame.padding,
         })
     }
+}
+
+/// The class that reads a directory, its vocabulary unless `tokenizer.json` stands as it is, and the file
+/// that this is of.
+fn vocabulary_of(
+    found: &Files<'_>,
+    class: Option<Class>,
+) -> Result<(Class, Option<Vocabulary>, &'static str)> {
+    let Some(definition) = found.get(DEFINITION) else {
+        let (class, vocabulary, file) = convert::earlier(found, class)?;
+        return Ok((class, Some(vocabulary), file));
+    };
+    let class = class.unwrap_or(Class::Plain);
+    let read = match class {
+        Class::Plain => None,
+        _ => {
+            let read = convert::defined(definition);
+            Some(read.map_err(|reason| found.bad(DEFINITION, reason))?)
+        }
+    };
+    Ok((class, read, DEFINITION))
 }
 
 /// What of `tokenizer.json` counts for every class.
