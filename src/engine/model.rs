@@ -35,9 +35,6 @@ impl ModelConfig {
         if self.directory.is_none() || saved >= tokens {
             return;
         }
-        say(&format!(
-            "note: the tokenizer has {tokens} tokens, the model's vocabulary {saved}: it gets a row for each of the others, the mean of those that it has"
-        ));
         self.config.set("vocab_size", tokens);
         self.saved_rows = Some(saved);
     }
@@ -111,6 +108,10 @@ impl ModelConfig {
                 };
                 return Err(failed("matching tokenizer and model")(mismatch));
             }
+            say(&format!(
+                "note: the tokenizer has {} tokens, the model's vocabulary {rows}: it gets a row for each of the others, the mean of those that it has",
+                model.vocab_size()
+            ));
             weights = weights.lengthened(&tables, model.vocab_size());
         }
         // Now, not when they are placed: between the two may lie hours of tokenizing.
