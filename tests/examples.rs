@@ -58,6 +58,7 @@ fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDa
         },
         labels: None,
         finds_regression: true,
+        glue_metrics: None,
     }
 }
 
@@ -442,7 +443,13 @@ fn known_examples_of_the_other_tokenizers_come_out() {
             .encode("Hello world", Some("Hello"))
             .unwrap();
         assert_eq!(pair.ids, [0, 31414, 232, 2, 2, 31414, 2]);
-        assert_eq!(ids(&tokenizer, "a <mask>."), [0, 102, 50264, 4, 2]);
+        // Of the older files transformers 5 makes a mask that leaves the space before it alone.
+        let masked = ids(&tokenizer, "a <mask>.");
+        let kept = [0, 102, 1437, 50264, 4, 2];
+        assert!(
+            masked == [0, 102, 50264, 4, 2] || masked == kept,
+            "{masked:?}"
+        );
         assert!(!tokenizer.has_segments());
         assert_eq!(
             (tokenizer.pad_id(), tokenizer.mask_id()),
