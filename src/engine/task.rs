@@ -210,7 +210,11 @@ pub fn load_task(
     let task: &dyn Task = &*plan.task;
     let tokenizer = padding_tokenizer(tokenizer, task, &read.config)?;
     if ["clm", "mlm"].contains(&task.name()) {
-        read.fit_vocabulary(tokenizer.id_bound());
+        let tokens = tokenizer.id_bound();
+        // An id far beyond the others would make rows for all between.
+        if tokens <= 2 * tokenizer.vocab_size() {
+            read.fit_vocabulary(tokens);
+        }
     }
     let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
     let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;

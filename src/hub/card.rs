@@ -248,5 +248,8 @@ mod tests {
         assert!(read("---\nlicense: [\n---\n").unwrap().is_none());
         let error = read("---\nconfigs: [\n---\n").unwrap_err().to_string();
         assert!(error.contains("README.md"), "{error}");
+        let long = format!("---\nconfigs:\n- data_files: {}\n---\n", "x".repeat(2000));
+        let error = read(&long).unwrap_err().to_string();
+        assert!(error.contains("1024 bytes"), "{error}");
     }
 }

@@ -155,6 +155,8 @@ fn an_older_form_is_saved_with_a_tokenizer_json_of_the_same_ids() {
         ("albert", &["spiece.model"][..]),
         ("bert-uncased", &["vocab.txt"]),
         ("gpt2", &["vocab.json", "merges.txt"]),
+        ("golden/tokenizer_classes", &["tokenizer.model"]),
+        ("golden/tokenizer_classes", &["sentencepiece.bpe.model"]),
     ] {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         for name in names {
@@ -278,4 +280,30 @@ fn what_cannot_be_loaded_is_named() {
             .to_string()
             .contains("280 tokens but the model's vocabulary has 279")
     );
+}
+
+/// Tokens of settings and pieces of models have the bounds of a definition's.
+#[test]
+fn tokens_have_bounds_in_every_file() {
+    let long = "x".repeat(bounds::LONGEST + 1);
+    let dir = tempfile::tempdir().unwrap();
+    let refused = || {
+        let message = Tokenizer::load(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("4097 bytes"), "{message}");
+    };
+    let piece = [&[10, 0x81, 0x20][..], long.as_bytes()].concat();
+    let model = [&[10, 0x84, 0x20][..], &piece].concat();
+    fs::write(dir.path().join("tokenizer.model"), model).unwrap();
+    refused();
+    train_byte_bpe(&corpus(), 280)
+        .unwrap()
+        .save(dir.path())
+        .unwrap();
+    for config in [
+        format!(r#"{{"eos_token": "{long}"}}"#),
+        format!(r#"{{"added_tokens_decoder": {{"280": {{"content": "{long}"}}}}}}"#),
+    ] {
+        fs::write(dir.path().join(CONFIG), config).unwrap();
+        refused();
+    }
 }
