@@ -383,7 +383,11 @@ mod tests {
 
     fn open(name: &str, text: &[u8], on_bad_row: OnBadRow) -> Result<Table> {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name);
+        open_in(dir.path(), name, text, on_bad_row)
+    }
+
+    fn open_in(dir: &Path, name: &str, text: &[u8], on_bad_row: OnBadRow) -> Result<Table> {
+        let path = dir.join(name);
         std::fs::write(&path, text).unwrap();
         let settings = TableSettings {
             on_bad_row,
@@ -432,8 +436,9 @@ mod tests {
 
     #[test]
     fn columns_are_the_keys_of_all_rows_and_a_bad_first_row_is_one() {
+        let dir = tempfile::tempdir().unwrap();
         let text = b"{\"text\": \"a\"}\nnonsense\n{\"label\": 1, \"text\": \"b\"}\n";
-        let mut table = open("x.jsonl", text, OnBadRow::Error).unwrap();
+        let mut table = open_in(dir.path(), "x.jsonl", text, OnBadRow::Error).unwrap();
         assert_eq!(table.columns(), ["text", "label"]);
         table.choose(vec![1, 0]).unwrap();
         let first = table.next().unwrap().unwrap();
@@ -443,7 +448,7 @@ mod tests {
         let last = table.next().unwrap().unwrap();
         assert_eq!(last.cells[0], Cell::Number("1".into()));
         assert!(table.next().is_none());
-        let mut again = open("x.jsonl", text, OnBadRow::Error).unwrap();
+        let mut again = open_in(dir.path(), "x.jsonl", text, OnBadRow::Error).unwrap();
         again.choose(vec![1, 0]).unwrap();
         again.resume(&bookmark, Arc::default()).unwrap();
         assert_eq!(again.next().unwrap().unwrap(), last);
