@@ -529,14 +529,12 @@ fn lower_case_is_told_and_saved() {
                 "{} {lower}",
                 path.display()
             );
-            // A definition that says so already is left as it is.
+            // A definition that says so already is left as it is; one that is made may be the same.
             let defined = path.ends_with("tokenizer.json") || path.join("tokenizer.json").exists();
-            assert_eq!(
-                told.fingerprint() == plain.fingerprint(),
-                defined && !lower,
-                "{} {lower}",
-                path.display()
-            );
+            if defined || lower {
+                let is_same = told.fingerprint() == plain.fingerprint();
+                assert_eq!(is_same, !lower, "{} {lower}", path.display());
+            }
             // What is saved says the same, to transformers too, whichever of the two files it goes
             // by.
             let saved = tempfile::tempdir().unwrap();

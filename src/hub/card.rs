@@ -76,7 +76,7 @@ fn files_of(
         *compared += files.len();
         match *compared <= MOST_COMPARED {
             true => Ok(()),
-            false => Err("it has too many patterns for so many files".to_string()),
+            false => Err("it has too many patterns for the number of files".to_string()),
         }
     };
     let folder = entry["data_dir"].as_str().unwrap_or_default();
