@@ -42,6 +42,7 @@ mod target;
 mod tasks;
 mod tasks_errors;
 mod token_cls;
+mod tokenizer_classes;
 mod top;
 mod trackers;
 mod train;

@@ -265,7 +265,7 @@ fn tables_that_cannot_be_used() {
         ),
         (
             "empty text",
-            |p| p.write("train.csv", "text,label\n  ,no\nanother,yes\n"),
+            |p| p.write("train.csv", "text,label\n,no\nanother,yes\n"),
             "CLS",
             1,
             &["train.csv:2", "empty"],

@@ -224,13 +224,14 @@ impl Config {
             .unwrap_or_else(|| default.to_string()))
     }
 
-    /// A token id; null means that there is none, a missing key means `default`.
+    /// A token id; null or a number below zero means that there is none, a missing key means `default`.
     ///
     /// # Errors
     /// If it is anything else.
     pub fn token_id_or(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
         if self.values.contains_key(self.key(key)) {
-            self.typed(key, "a token id", |v| v.as_u64().map(|n| n as usize))
+            let id = self.typed(key, "a token id", Value::as_i64)?;
+            Ok(id.and_then(|id| usize::try_from(id).ok()))
         } else {
             Ok(default)
         }
@@ -242,7 +243,12 @@ impl Config {
     /// If the vocabulary has no such token.
     pub(crate) fn padding_idx(&self) -> Result<Option<usize>> {
         let vocab_size = self.size("vocab_size")?;
-        let padding_idx = self.token_id_or("pad_token_id", None)?;
+        // PyTorch counts ids below zero from the table's end.
+        let id = self.typed("pad_token_id", "a token id", Value::as_i64)?;
+        let padding_idx = match id {
+            Some(id) if id < 0 => vocab_size.checked_add_signed(id as isize),
+            _ => self.token_id_or("pad_token_id", None)?,
+        };
         if padding_idx.is_some_and(|id| id >= vocab_size) {
             let reason = format!("must be below vocab_size ({vocab_size})");
             return Err(self.unsupported("pad_token_id", reason));

@@ -80,11 +80,8 @@ const LAYER: LayerNames = LayerNames {
 /// `DistilBertForTokenClassification`. What would change numbers and is not implemented is refused
 /// by name.
 fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>> {
-    read.only(
-        "sinusoidal_pos_embds",
-        false,
-        "only learned positions are implemented",
-    )?;
+    // A saved table counts as it is stored, and is trained like a learned one.
+    let is_sinusoidal = read.flag_or("sinusoidal_pos_embds", false)?;
     let read = read.without(&["layer_norm_eps", "type_vocab_size"]);
     let form = Form {
         base: "distilbert",
@@ -108,6 +105,7 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
     let mut encoder = Encoder::read(config, &read, head, form)?;
     // Nothing is dropped of what attention adds, unlike in BERT.
     encoder.layer.projection_dropout = 0.0;
+    encoder.embeddings.is_sinusoidal = is_sinusoidal;
     if let HeadKind::TokenClassification { .. } = head {
         encoder.classifier_dropout = read.rate_or("hidden_dropout_prob", 0.1)?;
     }
@@ -118,6 +116,7 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
 mod tests {
     use super::*;
     use crate::build;
+    use crate::parameter::Init;
     use crate::testing::elements;
 
     #[test]
@@ -143,10 +142,18 @@ mod tests {
     }
 
     #[test]
-    fn sinusoidal_positions_are_refused() {
+    fn sinusoidal_positions_are_a_table_that_starts_otherwise() {
         let mut config = FAMILY.defaults();
         config.set("sinusoidal_pos_embds", true);
-        let message = build(config, HeadKind::MaskedLm).err().unwrap().to_string();
-        assert!(message.contains("sinusoidal_pos_embds"), "{message}");
+        let model = build(config, HeadKind::MaskedLm).unwrap();
+        let parameters = model.parameters();
+        let table = parameters
+            .iter()
+            .find(|parameter| parameter.name.ends_with("position_embeddings.weight"))
+            .unwrap();
+        assert_eq!(
+            (&table.init, &table.dims[..]),
+            (&Init::Sinusoids, &[512, 768][..])
+        );
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Embeddings {
     pub size: usize,
     /// The padding token: its embedding row gets no gradient from lookups.
     pub padding_idx: Option<usize>,
+    /// The position table starts as sines and cosines.
+    pub is_sinusoidal: bool,
     eps: f64,
     dropout: f64,
 }
@@ -51,6 +53,7 @@ impl Embeddings {
             segments: config.size_or("type_vocab_size", 0)?,
             size: config.size("embedding_size")?,
             padding_idx: config.padding_idx()?,
+            is_sinusoidal: false,
             eps: config.float_or("layer_norm_eps", 1e-12)?,
             dropout: config.rate_or("hidden_dropout_prob", 0.1)?,
         })
@@ -59,6 +62,9 @@ impl Embeddings {
     /// The position table `[P, E]`; the row of `padding_idx` starts at zero.
     pub fn position_table(&self, weights: &Weights, padding_idx: Option<usize>) -> Result<Tensor> {
         let dims = [(Axis::Positions, self.positions), (Axis::Embed, self.size)];
+        if self.is_sinusoidal {
+            return weights.sinusoids("position_embeddings.weight", dims);
+        }
         weights.table("position_embeddings.weight", dims, padding_idx)
     }
 

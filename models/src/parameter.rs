@@ -22,6 +22,8 @@ pub enum Init {
         /// The padding token's id.
         row: usize,
     },
+    /// Sines and cosines of the row's number, from fast to slow.
+    Sinusoids,
 }
 
 /// One trainable tensor, by its Hugging Face name.

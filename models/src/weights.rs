@@ -189,6 +189,14 @@ impl<'a> Weights<'a> {
         })
     }
 
+    /// A table of positions that starts as sines and cosines.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub fn sinusoids(&self, name: &str, dims: [(Axis, usize); 2]) -> Result<Tensor> {
+        self.request(name, &dims, |_| Init::Sinusoids)
+    }
+
     /// A bias; it starts at zero.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 
 use super::machine::Machine;
 use crate::checkpoint::hash;
-use crate::runtime::{Client, CompileOptions, Library, Plugin, Topology};
+use crate::runtime::{Client, CompileOptions, Library, Plugin, Topology, xla_flags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -298,7 +298,7 @@ fn compiler_parts(
         Part::new(TARGET, target.to_string()),
         Part::new(LOWERING, lowering()),
         Part::new(COMPILE_OPTIONS, describe(options)?),
-        Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
+        Part::new("XLA_FLAGS", xla_flags()),
         Part::new(
             "plugin",
             format!("{platform_version} PJRT {major}.{minor} {attributes}"),

@@ -131,7 +131,10 @@ pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     write_weights(dir, shards::split(model.weights, model.max_shard_size))?;
     for (name, bytes) in small_files(model) {
-        atomic::write_file(&dir.join(name), |out| out.write_all(&bytes))?;
+        let path = dir.join(name);
+        let above = path.parent().unwrap_or(dir);
+        fs::create_dir_all(above).map_err(Error::io("create", above))?;
+        atomic::write_file(&path, |out| out.write_all(&bytes))?;
     }
     Ok(())
 }

@@ -138,8 +138,10 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     }
     let mut files = BTreeMap::new();
     let mut write = |name: &str, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>| -> Result<()> {
-        let record = write_hashed(&dir.path().join(name), parts.pace, fill)
-            .map_err(dir.io("write", name))?;
+        let path = dir.path().join(name);
+        let above = path.parent().unwrap_or(dir.path());
+        fs::create_dir_all(above).map_err(dir.io("create", name))?;
+        let record = write_hashed(&path, parts.pace, fill).map_err(dir.io("write", name))?;
         files.insert(name.to_string(), record);
         Ok(())
     };

@@ -47,7 +47,36 @@ type Tensors = std::result::Result<BTreeMap<String, Tensor>, Problem>;
 pub(super) struct Tensor {
     pub dtype: DType,
     pub dims: Vec<usize>,
+    /// From its first element to its last.
     pub bytes: Range<usize>,
+    /// Of each dimension, in elements, where they do not lie one after the other.
+    pub strides: Option<Vec<usize>>,
+}
+
+impl Tensor {
+    /// The elements in the order of their places, of a tensor with strides.
+    pub fn dense(&self, file: &[u8]) -> Vec<u8> {
+        let from = &file[self.bytes.clone()];
+        let size = self.dtype.size();
+        let count: usize = self.dims.iter().product();
+        let mut dense = Vec::with_capacity(count * size);
+        let strides = self.strides.as_deref().unwrap_or_default();
+        let (mut place, mut at) = (vec![0; self.dims.len()], 0);
+        for _ in 0..count {
+            dense.extend_from_slice(&from[at * size..][..size]);
+            // The last dimension runs fastest.
+            for i in (0..place.len()).rev() {
+                place[i] += 1;
+                at += strides[i];
+                if place[i] < self.dims[i] {
+                    break;
+                }
+                at -= strides[i] * self.dims[i];
+                place[i] = 0;
+            }
+        }
+        dense
+    }
 }
 
 /// The tensors of a state dict, by name.
@@ -99,13 +128,7 @@ fn from_pickles(file: &[u8]) -> Tensors {
         return Err("the list of its storages is missing".into());
     };
     let mut sizes = HashMap::new();
-    if let Value::Dict(dict) = &dict {
-        for (_, value) in &dict.entries {
-            if let Value::Tensor(tensor) = value {
-                sizes.insert(tensor.storage.key.clone(), tensor.storage.dtype.size());
-            }
-        }
-    }
+    storage_sizes(&dict, &mut sizes);
     let mut storages = HashMap::new();
     let mut at = machine.at;
     for key in &keys.entries {
@@ -124,11 +147,30 @@ fn from_pickles(file: &[u8]) -> Tensors {
     state_dict(dict, &|key| storages.get(key).cloned())
 }
 
+/// Bytes of an element of each storage that a dict, or one in it, has tensors of.
+fn storage_sizes(value: &Value, sizes: &mut HashMap<String, usize>) {
+    let Value::Dict(dict) = value else { return };
+    for (_, value) in &dict.entries {
+        match value {
+            Value::Tensor(tensor) => {
+                sizes.insert(tensor.storage.key.clone(), tensor.storage.dtype.size());
+            }
+            // Not deeper than values may lie in each other.
+            inside => storage_sizes(inside, sizes),
+        }
+    }
+}
+
 /// The tensors of a dict, given where each storage lies.
 fn state_dict(dict: Value, storage: &dyn Fn(&str) -> Option<Range<usize>>) -> Tensors {
     let Value::Dict(dict) = dict else {
         return Err("it holds no state dict (names with their tensors)".into());
     };
+    // What training scripts write around one.
+    let inside = dict.entries.iter().find_map(|(key, value)| match value {
+        Value::Dict(inside) if key.text() == Some("state_dict") => Some(inside.clone()),
+        _ => None,
+    });
     let nested = |(name, value): &(Value, Value)| {
         let Value::Dict(inner) = value else {
             return None;
@@ -137,9 +179,13 @@ fn state_dict(dict: Value, storage: &dyn Fn(&str) -> Option<Range<usize>>) -> Te
         let has_tensors = inner.entries.iter().any(is_tensor);
         name.text().filter(|_| has_tensors).map(str::to_string)
     };
-    if let Some(name) = dict.entries.iter().find_map(nested) {
-        return Err(Problem::Nested(name));
-    }
+    let dict = match inside {
+        Some(inside) => inside,
+        None => match dict.entries.iter().find_map(nested) {
+            Some(name) => return Err(Problem::Nested(name)),
+            None => dict,
+        },
+    };
     let mut tensors = BTreeMap::new();
     for (name, value) in &dict.entries {
         let name = name
@@ -154,20 +200,32 @@ fn state_dict(dict: Value, storage: &dyn Fn(&str) -> Option<Range<usize>>) -> Te
             storage: of,
             offset,
             dims,
+            strides,
         } = &**tensor;
         let whole = storage(&of.key).ok_or_else(|| format!("the data of {name} are missing"))?;
         let range = || {
             let size = of.dtype.size();
             let count = dims.iter().try_fold(1usize, |a, b| a.checked_mul(*b))?;
             let start = whole.start.checked_add(offset.checked_mul(size)?)?;
-            let end = start.checked_add(count.checked_mul(size)?)?;
-            (end <= whole.end).then_some(start..end)
+            let reach = match strides {
+                None => count,
+                Some(_) if count == 0 => 0,
+                Some(strides) => dims
+                    .iter()
+                    .zip(strides)
+                    .try_fold(1usize, |reach, (dim, stride)| {
+                        reach.checked_add((dim - 1).checked_mul(*stride)?)
+                    })?,
+            };
+            let end = start.checked_add(reach.checked_mul(size)?)?;
+            (end <= whole.end && count <= reach).then_some(start..end)
         };
         let bytes = range().ok_or_else(|| format!("{name} reaches beyond its data"))?;
         let found = Tensor {
             dtype: of.dtype,
             dims: dims.clone(),
             bytes,
+            strides: strides.clone(),
         };
         if tensors.insert(name.clone(), found).is_some() {
             return Err(format!("{name} is there twice").into());
@@ -360,6 +418,7 @@ struct TensorValue {
     storage: Rc<StorageValue>,
     offset: usize,
     dims: Vec<usize>,
+    strides: Option<Vec<usize>>,
 }
 
 impl Value {
@@ -727,7 +786,7 @@ fn make(of: &Value, arguments: &[Value]) -> Result<Value> {
                 ..,
             ],
         ) => {
-            let (dims, strides) = (
+            let (dims, mut strides) = (
                 sizes.sizes().ok_or_else(bad)?,
                 strides.sizes().ok_or_else(bad)?,
             );
@@ -735,18 +794,25 @@ fn make(of: &Value, arguments: &[Value]) -> Result<Value> {
                 return Err(bad());
             }
             let mut dense = 1usize;
+            let mut is_dense = true;
             for (dim, stride) in dims.iter().zip(&strides).rev() {
-                if *dim > 1 && *stride != dense {
+                if *dim > 1 && *stride == 0 {
                     return Err(format!(
-                        "a tensor of sizes {dims:?} has strides {strides:?}: it is a view of another; save it with .contiguous()"
+                        "a tensor of sizes {dims:?} has strides {strides:?}: it repeats elements; save it with .contiguous()"
                     ));
                 }
+                is_dense &= *dim <= 1 || *stride == dense;
                 dense = dense.saturating_mul(*dim);
+            }
+            // Nobody steps along these, whatever their strides.
+            for (_, stride) in dims.iter().zip(&mut strides).filter(|(dim, _)| **dim <= 1) {
+                *stride = 0;
             }
             Ok(Value::Tensor(Rc::new(TensorValue {
                 storage: storage.clone(),
                 offset: usize::try_from(*offset).map_err(|_| bad())?,
                 dims,
+                strides: (!is_dense).then_some(strides),
             })))
         }
         _ => Err(bad()),

@@ -121,19 +121,28 @@ pub struct TensorView<'a> {
 #[derive(Clone, Debug)]
 pub struct Weights {
     path: PathBuf,
-    files: Arc<Vec<Mapped>>,
+    files: Arc<Vec<(PathBuf, Arc<Content>)>>,
     tensors: Arc<BTreeMap<String, Entry>>,
 }
 
-/// A file that is mapped, and open.
+/// A file's bytes, or those of its tensors that were copied into dense order.
 #[derive(Debug)]
-struct Mapped {
-    path: PathBuf,
-    map: Mmap,
-    file: File,
+enum Content {
+    /// With the file, which is kept open.
+    Mapped(Mmap, File),
+    Copied(Vec<u8>),
 }
 
-#[derive(Debug)]
+impl Content {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Mapped(map, _) => map,
+            Content::Copied(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
 struct Entry {
     shape: Shape,
     file: usize,
@@ -160,6 +169,11 @@ impl Weights {
             if index.exists() {
                 return Weights::open_sharded(path, &index);
             }
+        }
+        // As scripts with `xm.save` call it.
+        let saved = path.join("checkpoint.pt");
+        if saved.exists() {
+            return Weights::open_files(&saved, std::slice::from_ref(&saved));
         }
         Err(Error::NoWeights {
             dir: path.to_path_buf(),
@@ -203,7 +217,7 @@ impl Weights {
                 let here = weights
                     .tensors
                     .get(tensor)
-                    .is_some_and(|entry| weights.files[entry.file].path == shard);
+                    .is_some_and(|entry| weights.files[entry.file].0 == shard);
                 if !here {
                     return Err(Error::NoTensor {
                         path: shard,
@@ -232,23 +246,75 @@ impl Weights {
                             .into(),
                 });
             }
-            match path.extension() {
-                Some(extension) if extension == "bin" => {
-                    read_torch(path, &map, files.len(), &mut tensors)?;
-                }
-                _ => read_header(path, &map, files.len(), &mut tensors)?,
+            let is_torch = path
+                .extension()
+                .is_some_and(|extension| ["bin", "pt", "pth"].iter().any(|it| extension == *it));
+            let copied = if is_torch {
+                read_torch(path, &map, files.len(), &mut tensors)?
+            } else {
+                read_header(path, &map, files.len(), &mut tensors)?;
+                Vec::new()
+            };
+            files.push((path.clone(), Arc::new(Content::Mapped(map, file))));
+            if !copied.is_empty() {
+                files.push((path.clone(), Arc::new(Content::Copied(copied))));
             }
-            files.push(Mapped {
-                path: path.clone(),
-                map,
-                file,
-            });
         }
         Ok(Weights {
             path: path.to_path_buf(),
             files: Arc::new(files),
             tensors: Arc::new(tensors),
         })
+    }
+
+    /// The same with as many rows in tensors of these names as are wanted; each new one is the mean of
+    /// the others, as transformers resizes embeddings.
+    pub fn lengthened(&self, names: &[String], rows: usize) -> Weights {
+        let mut files = (*self.files).clone();
+        let mut tensors = (*self.tensors).clone();
+        let mut copied: Vec<u8> = Vec::new();
+        for name in names {
+            let Some(view) = self.get(name) else { continue };
+            let dtype = view.shape.dtype;
+            let first = view.shape.dims.first().copied().unwrap_or(0);
+            let values = convert_floats(view.bytes, dtype, DType::F32);
+            let Some(values) = values.filter(|_| (1..rows).contains(&first)) else {
+                continue;
+            };
+            let width: usize = view.shape.dims[1..].iter().product();
+            let mut sums = vec![0f64; width];
+            for (i, value) in values.chunks_exact(4).enumerate() {
+                let value = f32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+                sums[i % width] += f64::from(value);
+            }
+            let mean: Vec<u8> = sums
+                .iter()
+                .flat_map(|sum| ((sum / first as f64) as f32).to_le_bytes())
+                .collect();
+            let Some(mean) = convert_floats(&mean, DType::F32, dtype) else {
+                continue;
+            };
+            let start = copied.len();
+            copied.extend_from_slice(view.bytes);
+            for _ in first..rows {
+                copied.extend_from_slice(&mean);
+            }
+            let mut dims = view.shape.dims.clone();
+            dims[0] = rows;
+            let entry = Entry {
+                shape: Shape::new(dtype, dims),
+                file: files.len(),
+                start,
+                end: copied.len(),
+            };
+            tensors.insert(name.clone(), entry);
+        }
+        files.push((self.path.clone(), Arc::new(Content::Copied(copied))));
+        Weights {
+            path: self.path.clone(),
+            files: Arc::new(files),
+            tensors: Arc::new(tensors),
+        }
     }
 
     /// The file (or the index of the shards) that this was opened from.
@@ -273,7 +339,7 @@ impl Weights {
         TensorView {
             name,
             shape: entry.shape.clone(),
-            bytes: &self.files[entry.file].map[entry.start..entry.end],
+            bytes: &self.files[entry.file].1.bytes()[entry.start..entry.end],
         }
     }
 
@@ -372,7 +438,10 @@ impl Weights {
         let Some(entry) = self.tensors.get(name) else {
             return Ok(());
         };
-        let Mapped { path, map, file } = &self.files[entry.file];
+        let (path, content) = &self.files[entry.file];
+        let Content::Mapped(map, file) = &**content else {
+            return Ok(());
+        };
         let found = file.metadata().map_err(Error::io("read", path))?.len();
         if found >= entry.end as u64 {
             return Ok(());
@@ -449,13 +518,18 @@ pub fn usual_name(name: &str) -> &'static str {
     }
 }
 
-/// Where the tensors of a file of torch.save are.
+/// How many times the bytes of a file of torch.save its tensors may take once they are copied; tied
+/// ones share their elements.
+const MOST_COPIES: usize = 4;
+
+/// Where the tensors of a file of torch.save are; those whose elements do not lie one after the other
+/// are in the bytes that are given back, the next file's.
 fn read_torch(
     path: &Path,
     map: &[u8],
     file: usize,
     tensors: &mut BTreeMap<String, Entry>,
-) -> Result<()> {
+) -> Result<Vec<u8>> {
     let bad = |reason: String| Error::NotTorch {
         path: path.to_path_buf(),
         reason,
@@ -467,18 +541,31 @@ fn read_torch(
             key,
         },
     })?;
+    let mut copied = Vec::new();
     for (name, tensor) in found {
+        let (file, range) = match tensor.strides {
+            None => (file, tensor.bytes.clone()),
+            Some(_) => {
+                let start = copied.len();
+                if start + tensor.bytes.len() > MOST_COPIES * map.len() {
+                    let reason = "many of its tensors with strides share their elements; save them with .contiguous()";
+                    return Err(bad(reason.into()));
+                }
+                copied.extend(tensor.dense(map));
+                (file + 1, start..copied.len())
+            }
+        };
         let entry = Entry {
             shape: Shape::new(tensor.dtype, tensor.dims),
             file,
-            start: tensor.bytes.start,
-            end: tensor.bytes.end,
+            start: range.start,
+            end: range.end,
         };
         if tensors.insert(name.clone(), entry).is_some() {
             return Err(bad(format!("tensor {name} is in two of its shards")));
         }
     }
-    Ok(())
+    Ok(copied)
 }
 
 fn read_header(
@@ -690,6 +777,37 @@ mod tests {
         cut.set_len(100).unwrap();
         let message = weights.read_f32("w").unwrap_err().to_string();
         assert!(message.contains("is cut short"), "{message}");
+    }
+
+    #[test]
+    fn new_rows_are_the_mean_of_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let values: Vec<u8> = [1f32, 2.0, 3.0, 6.0]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        let tensors = [
+            TensorRef::new("table", Shape::new(DType::F32, [2, 2]), &values),
+            TensorRef::new("bias", Shape::new(DType::F32, [2]), &values[..8]),
+            TensorRef::new("other", Shape::new(DType::F32, [2]), &values[8..]),
+        ];
+        let mut file = std::fs::File::create(&path).unwrap();
+        write_safetensors(&mut file, &tensors).unwrap();
+        let weights = Weights::open(&path).unwrap();
+        let names = ["table", "bias"].map(str::to_string);
+        let longer = weights.lengthened(&names, 4);
+        let table = vec![1.0, 2.0, 3.0, 6.0, 2.0, 4.0, 2.0, 4.0];
+        assert_eq!(longer.read_f32("table").unwrap(), (vec![4, 2], table));
+        assert_eq!(
+            longer.read_f32("bias").unwrap(),
+            (vec![4], vec![1.0, 2.0, 1.5, 1.5])
+        );
+        assert_eq!(longer.read_f32("other").unwrap(), (vec![2], vec![3.0, 6.0]));
+        assert_eq!(
+            weights.lengthened(&names, 1).read_f32("bias").unwrap().0,
+            [2]
+        );
     }
 
     #[test]

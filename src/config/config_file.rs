@@ -498,6 +498,33 @@ mod tests {
         }
     }
 
+    /// What TRL 1.16's SFTConfig writes besides where nobody set anything.
+    #[test]
+    fn a_dump_of_trl_is_a_settings_file() {
+        let dump = r#"{"model_init_kwargs": null, "trust_remote_code": false, "router_aux_loss_coef": null, "chat_template_path": null,
+            "dataset_text_field": "text", "dataset_kwargs": null, "dataset_num_proc": null, "eos_token": "<EOS_TOKEN>",
+            "max_length": 1024, "truncation_mode": "keep_start", "shuffle_dataset": false, "packing": false, "packing_strategy": "bfd",
+            "padding_free": false, "pad_to_multiple_of": null, "eval_packing": null, "completion_only_loss": null,
+            "assistant_only_loss": false, "loss_type": "nll", "activation_offloading": false, "pad_token": "<PAD_TOKEN>"}"#;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("args.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let mut flags = Flags::new(CommandName::Train(TaskName::Sft));
+            read_into(&mut flags, &path);
+            UsageError::all(flags.mistakes.clone()).map(|()| flags.notes)
+        };
+        assert_eq!(read(dump).unwrap(), Vec::<String>::new());
+        for (usual, other) in [
+            ("\"nll\"", "\"dft\""),
+            ("keep_start", "keep_end"),
+            ("<EOS_TOKEN>", "</s>"),
+        ] {
+            let error = read(&dump.replace(usual, other)).unwrap_err().to_string();
+            assert!(error.contains("args.json"), "{error}");
+        }
+    }
+
     /// What transformers 4.46 and 5.23 write where nobody set anything but three settings.
     #[test]
     fn a_dump_has_settings_under_two_names() {

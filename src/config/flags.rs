@@ -258,7 +258,7 @@ Data {
     test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
-    /// completion, messages or text)
+    /// completion, messages, conversations or text)
     text_column_name: Option<String>, READING, alias "dataset_text_field";
     /// GLUE task: brings its columns and, without files, its data set
     task_name: Option<GlueTask>, CLS;
@@ -807,13 +807,16 @@ LABELLED {
 }
 SFT {
     packing eval_packing padding_free: FALSE, "packing is not built yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
-    packing_strategy: ANYWAY, "nothing is packed";
+    packing_strategy: anyway(&["", "none", "false", "bfd"]), "nothing is packed";
     truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
+    shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
     loss_type: only(&["nll", "chunked_nll"]), "not built yet: the loss is the cross-entropy of tokens (nll)";
-    eos_token pad_token: NONE, "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
+    router_aux_loss_coef: NONE, "there are no mixtures of experts";
+    eos_token: only(&["", "none", "false", "<EOS_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
+    pad_token: only(&["", "none", "false", "<PAD_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
     chat_template_path: NONE, "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
     pad_to_multiple_of: NONE, "not built yet; pad_to_bucket has the lengths to pad to";
-    dataset_kwargs model_init_kwargs: NONE, "not built yet: they are arguments of Python functions";
+    dataset_kwargs model_init_kwargs: only(&["", "none", "false", "{}"]), "not built yet: they are arguments of Python functions";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

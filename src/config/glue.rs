@@ -23,6 +23,20 @@ impl GlueTask {
     }
 }
 
+impl GlueTask {
+    /// The metrics that GLUE has of it, as `evaluate` computes them.
+    pub fn metrics(self) -> &'static [&'static str] {
+        match self {
+            GlueTask::Cola => &["matthews_correlation"],
+            GlueTask::Stsb => &["pearson", "spearmanr"],
+            GlueTask::Mrpc | GlueTask::Qqp => &["accuracy", "f1"],
+            GlueTask::Sst2 | GlueTask::Mnli | GlueTask::Qnli | GlueTask::Rte | GlueTask::Wnli => {
+                &["accuracy"]
+            }
+        }
+    }
+}
+
 /// Sets what a task's name stands for.
 pub fn apply(flags: &mut Flags) {
     if let Some(tags) = flags.tag_task.clone()

@@ -1,7 +1,7 @@
 //! Which model, tokenizer and data the flags name, and by what the best evaluation is found: what
 //! both the rules and the plans go by.
 
-use super::choices::SaveStrategy;
+use super::choices::{GlueTask, SaveStrategy};
 use super::command::TaskName;
 use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
@@ -115,6 +115,7 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
             flags.labels.clone()
         },
         finds_regression: *flags.do_regression != Some(false),
+        glue_metrics: flags.task_name.map(GlueTask::metrics),
     }
 }
 

@@ -135,6 +135,20 @@ impl LabelMap {
         }))
     }
 
+    /// The names of a classifier whose config.json has none, as transformers' own default: it writes
+    /// names only where they are others.
+    pub fn of_nobody(config: &Map<String, Value>) -> LabelMap {
+        let count = config.get("num_labels").and_then(Value::as_u64);
+        let count = count
+            .filter(|count| (1..=100_000).contains(count))
+            .unwrap_or(2);
+        LabelMap {
+            names: (0..count).map(|id| format!("LABEL_{id}")).collect(),
+            numbered: false,
+            regression: count == 1,
+        }
+    }
+
     /// Whether these are the names that transformers gives where nobody named anything: `LABEL_0`,
     /// `LABEL_1` and so on.
     pub fn is_placeholder(&self) -> bool {
@@ -147,6 +161,7 @@ impl LabelMap {
     /// The id of a label. Names that a file declares and placeholders also go by their number.
     pub fn id(&self, label: &str) -> Option<usize> {
         let known = self.names.iter().position(|name| name == label);
+        let known = known.or_else(|| self.id_in_any_case(label));
         let numbered = self.numbered || self.is_placeholder();
         known.or_else(|| {
             label
@@ -154,6 +169,15 @@ impl LabelMap {
                 .ok()
                 .filter(|id| numbered && *id < self.names.len())
         })
+    }
+
+    /// The one name that differs in capitals alone: run_glue compares a model's names with the data's
+    /// in lower case.
+    fn id_in_any_case(&self, label: &str) -> Option<usize> {
+        let label = label.to_lowercase();
+        let mut alike = (0..self.names.len()).filter(|id| self.names[*id].to_lowercase() == label);
+        let first = alike.next()?;
+        alike.next().is_none().then_some(first)
     }
 
     /// The id of a label that may also be given by its number, as data sets do whose labels a
@@ -218,6 +242,23 @@ impl std::fmt::Display for LabelMap {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_classifier_without_names_has_the_defaults_and_case_does_not_count() {
+        let of = |config: Value| LabelMap::of_nobody(config.as_object().unwrap());
+        assert_eq!(of(json!({})).names(), ["LABEL_0", "LABEL_1"]);
+        assert_eq!(of(json!({"num_labels": 3})).len(), 3);
+        assert!(of(json!({"num_labels": 1})).are_numbers());
+        let named = LabelMap::new(vec!["NEGATIVE".into(), "Positive".into()]).unwrap();
+        assert_eq!(
+            (named.id("negative"), named.id("POSITIVE")),
+            (Some(0), Some(1))
+        );
+        let both = LabelMap::new(vec!["a".into(), "A".into(), "b".into()]).unwrap();
+        assert_eq!((both.id("A"), both.id("B")), (Some(1), Some(2)));
+        let alike = LabelMap::new(vec!["ab".into(), "AB".into()]).unwrap();
+        assert_eq!(alike.id("Ab"), None);
+    }
 
     fn config(value: Value) -> Result<Option<LabelMap>> {
         LabelMap::from_config(value.as_object().unwrap())

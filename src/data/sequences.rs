@@ -83,6 +83,11 @@ impl SequenceEncoder {
         })
     }
 
+    /// Whether there are special tokens around a text.
+    pub fn adds_tokens(&self) -> bool {
+        self.special[0] > 0
+    }
+
     /// A text, or a pair of them.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::trainer::session::Session;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use xtrain_graphs::DType;
-use xtrain_models::{Config, HeadKind, Model};
+use xtrain_models::{Axis, Config, HeadKind, Model, StoredName, stored_name};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -24,9 +24,21 @@ pub struct ModelConfig {
     directory: Option<PathBuf>,
     /// `generation_config.json` of a directory that has one, as it stands.
     generation: Option<Vec<u8>>,
+    /// The rows that the saved tables of tokens have, where the model's are to have more.
+    saved_rows: Option<usize>,
 }
 
 impl ModelConfig {
+    /// Makes the vocabulary of a saved model as large as a tokenizer's, as run_clm and run_mlm do.
+    pub fn fit_vocabulary(&mut self, tokens: usize) {
+        let saved = self.config.size("vocab_size").unwrap_or(tokens);
+        if self.directory.is_none() || saved >= tokens {
+            return;
+        }
+        self.config.set("vocab_size", tokens);
+        self.saved_rows = Some(saved);
+    }
+
     /// Reads the configuration that a plan names. A vocabulary that nobody chose follows the
     /// tokenizer, when there is one.
     ///
@@ -39,6 +51,7 @@ impl ModelConfig {
                 config,
                 directory: None,
                 generation: None,
+                saved_rows: None,
             });
         };
         let path = directory.join(hf::GENERATION_CONFIG_FILE);
@@ -53,6 +66,7 @@ impl ModelConfig {
             config,
             directory: Some(directory.clone()),
             generation,
+            saved_rows: None,
         })
     }
 
@@ -82,7 +96,24 @@ impl ModelConfig {
                 generation: None,
             });
         };
-        let weights = Weights::open(&directory).map_err(failed("opening the model's weights"))?;
+        let mut weights =
+            Weights::open(&directory).map_err(failed("opening the model's weights"))?;
+        if let Some(rows) = self.saved_rows {
+            let tables = tables(&*model, &weights, rows);
+            if tables.is_empty() {
+                let tokenizer = model.vocab_size();
+                let mismatch = crate::data::Error::VocabMismatch {
+                    tokenizer,
+                    model: rows,
+                };
+                return Err(failed("matching tokenizer and model")(mismatch));
+            }
+            say(&format!(
+                "note: the tokenizer has {} tokens, the model's vocabulary {rows}: it gets a row for each of the others, the mean of those that it has",
+                model.vocab_size()
+            ));
+            weights = weights.lengthened(&tables, model.vocab_size());
+        }
         // Now, not when they are placed: between the two may lie hours of tokenizing.
         let fit = parameters::fit(&*model, &weights, head);
         let fit = fit.map_err(failed("opening the model's weights")).map_err(|error| match (head, task) {
@@ -122,6 +153,26 @@ impl ModelConfig {
             generation: self.generation,
         })
     }
+}
+
+/// The saved tensors with a row for each token.
+fn tables(model: &dyn Model, weights: &Weights, rows: usize) -> Vec<String> {
+    let parameters = model.parameters();
+    let has_tokens = |name: &str| {
+        let mut found = parameters.iter().filter(|parameter| parameter.name == name);
+        found.any(|parameter| parameter.axes.first() == Some(&Axis::Vocab))
+    };
+    weights
+        .iter()
+        .filter(|view| view.shape.dims.first() == Some(&rows))
+        .filter(|view| match stored_name(model, view.name) {
+            StoredName::Parameter(name) => has_tokens(&name),
+            // A head that is tied may be stored, too.
+            StoredName::NotNeeded | StoredName::OtherHead => true,
+            StoredName::Unknown => false,
+        })
+        .map(|view| view.name.to_string())
+        .collect()
 }
 
 /// A model and, if it does not start from scratch, its weights.

@@ -127,6 +127,17 @@ fn known_labels(
 /// A decoder classifies by the last token that is not padding, so that it has to know its padding
 /// token.
 fn set_padding(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), Error> {
+    let id = config.get("pad_token_id").and_then(Value::as_i64);
+    if let Some(id) = id.filter(|id| *id < 0) {
+        let problem = format!(
+            "{}: `pad_token_id` is {id}, which is no token's: a decoder would classify by what pads",
+            config.source()
+        );
+        return Err(Error::usage(
+            problem,
+            "name the tokenizer's: --config_overrides pad_token_id=N",
+        ));
+    }
     let known = config.get("pad_token_id").and_then(Value::as_u64);
     match (known, tokenizer.pad_id()) {
         (Some(model), Some(tokenizer)) if model != u64::from(tokenizer) => {
@@ -198,6 +209,13 @@ pub fn load_task(
     let mut read = ModelConfig::read(&plan.model, Some(&tokenizer))?;
     let task: &dyn Task = &*plan.task;
     let tokenizer = padding_tokenizer(tokenizer, task, &read.config)?;
+    if ["clm", "mlm"].contains(&task.name()) {
+        let tokens = tokenizer.id_bound();
+        // An id far beyond the others would make rows for all between.
+        if tokens <= 2 * tokenizer.vocab_size() {
+            read.fit_vocabulary(tokens);
+        }
+    }
     let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
     let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;
     tokenizer

@@ -1,19 +1,21 @@
-//! Data sets by name: their parquet, CSV or JSON files, grouped by configuration and split from
-//! their paths.
-//!
-//! Two layouts occur. A repository's own files: `CONFIG/train-00000-of-00003.parquet`,
-//! `data/train.jsonl`, `train.csv`. And what the Hub converts every public set to, on the branch
-//! `refs/convert/parquet`: `CONFIG/train/0000.parquet`.
+//! Data sets by name: their parquet, CSV or JSON files, grouped by configuration and split as the
+//! card's `configs` say, else from their paths.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::card;
 use super::checks::listed;
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
+use super::paths::{Name, Named, Split, configurations, split_named};
+use crate::report::progress::say;
 
 /// The branch with the Hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";
+
+/// A data set's card.
+const CARD: &str = "README.md";
 
 /// A data set's files on this machine, each split's in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,19 +25,13 @@ pub struct DatasetFiles {
     pub test: Vec<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Split {
-    Train,
-    Validation,
-    Test,
-}
-
 /// Paths of a configuration, by split.
 type Splits = BTreeMap<Split, Vec<String>>;
 
 impl Hub {
-    /// The files of a data set, all of them or those of the test split. Without a revision, its own
-    /// files are taken if they can be read, else the Hub's conversion.
+    /// The files of a data set, all of them or those of the test split. Its card's `configs` decide
+    /// which they are; without them its files' names. Without a revision, its own files are taken if
+    /// they can be read, else the Hub's conversion.
     pub fn dataset(
         &self,
         name: &str,
@@ -44,16 +40,21 @@ impl Hub {
         only_test: bool,
     ) -> Result<DatasetFiles> {
         let own = self.snapshot(Kind::Dataset, name, revision);
-        if let Ok(snapshot) = &own
-            && let Some(splits) = choose(name, &configurations(snapshot.files()), config)?
-        {
-            return fetch(snapshot, splits, only_test);
+        if let Ok(snapshot) = &own {
+            let told = match snapshot.has(CARD) {
+                true => card::configurations(&snapshot.fetch(CARD)?, snapshot.files())?,
+                false => None,
+            };
+            let found = told.unwrap_or_else(|| configurations(snapshot.files()));
+            if let Some(named) = choose(name, &found, config)? {
+                return fetch(snapshot, splits(name, named)?, only_test);
+            }
         }
         if revision.is_none()
             && let Ok(converted) = self.snapshot(Kind::Dataset, name, Some(CONVERTED))
-            && let Some(splits) = choose(name, &configurations(converted.files()), config)?
+            && let Some(named) = choose(name, &configurations(converted.files()), config)?
         {
-            return fetch(&converted, splits, only_test);
+            return fetch(&converted, splits(name, named)?, only_test);
         }
         own.and_then(|_| {
             Err(Error::NoData {
@@ -61,6 +62,48 @@ impl Hub {
             })
         })
     }
+}
+
+/// The splits of a configuration; names of which several could be one are listed, not merged.
+fn splits(set: &str, named: Named) -> Result<Splits> {
+    let mut found = Splits::new();
+    for (split, usual) in [
+        (Split::Train, "train"),
+        (Split::Validation, "validation"),
+        (Split::Test, "test"),
+    ] {
+        let mut able: Vec<(&Name, &Vec<String>)> = named
+            .iter()
+            .filter(|(name, _)| split_named(&name.text) == Some(split))
+            .collect();
+        let is_usual = |name: &Name| name.is_exact && name.text == usual;
+        if able.iter().any(|(name, _)| is_usual(name)) && able.iter().all(|(name, _)| name.is_exact)
+        {
+            able.retain(|(name, _)| is_usual(name));
+        }
+        // MNLI's: run_glue evaluates the matched one first.
+        let matched = |name: &Name| name.text == format!("{usual}_matched");
+        let others = |name: &Name| name.text == format!("{usual}_mismatched");
+        if able.len() == 2 && able.iter().all(|(name, _)| matched(name) || others(name)) {
+            able.retain(|(name, _)| matched(name));
+            say(&format!(
+                "note: {usual}_matched of {set} is used; {usual}_mismatched is a file to be named"
+            ));
+        }
+        match able.as_slice() {
+            [] => {}
+            [(_, files)] => drop(found.insert(split, files.to_vec())),
+            several => {
+                let names = several.iter().map(|(name, _)| name.text.as_str());
+                return Err(Error::WhichSplit {
+                    name: set.to_string(),
+                    split: usual,
+                    found: listed(names),
+                });
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
@@ -82,9 +125,9 @@ fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result
 /// The wanted configuration, or the only or default one; `None` where there is no data at all.
 fn choose(
     name: &str,
-    configurations: &BTreeMap<String, Splits>,
+    configurations: &BTreeMap<String, Named>,
     wanted: Option<&str>,
-) -> Result<Option<Splits>> {
+) -> Result<Option<Named>> {
     let found = || listed(configurations.keys().map(String::as_str));
     let name = || name.to_string();
     match (wanted, configurations.len()) {
@@ -108,84 +151,15 @@ fn choose(
     }
 }
 
-/// Data files by configuration and split. A directory is a configuration unless it is `data` or
-/// named like a split; files at the top belong to `default`. Where there is parquet, other formats
-/// of the same set are left out.
-fn configurations(files: &[String]) -> BTreeMap<String, Splits> {
-    let mut found: BTreeMap<String, Splits> = BTreeMap::new();
-    let parquet = files
-        .iter()
-        .any(|file| file.ends_with(".parquet") && split_of(file).is_some());
-    for file in files {
-        let Some((format, split)) = format_of(file).zip(split_of(file)) else {
-            continue;
-        };
-        if parquet && format != "parquet" {
-            continue;
-        }
-        let directories: Vec<&str> = file.split('/').rev().skip(1).collect();
-        let config = directories
-            .into_iter()
-            .rev()
-            .find(|part| *part != "data" && split_named(part).is_none());
-        found
-            .entry(config.unwrap_or("default").to_string())
-            .or_default()
-            .entry(split)
-            .or_default()
-            .push(file.clone());
-    }
-    for splits in found.values_mut() {
-        splits.values_mut().for_each(|files| files.sort());
-    }
-    found
-}
-
-fn format_of(file: &str) -> Option<&'static str> {
-    let name = file.strip_suffix(".gz").unwrap_or(file);
-    let formats = ["parquet", "csv", "tsv", "jsonl", "json"];
-    let format = formats.into_iter().find(|format| {
-        name.strip_suffix(format)
-            .is_some_and(|rest| rest.ends_with('.'))
-    })?;
-    // Loaders' own notes are JSON too.
-    let notes = [
-        "dataset_infos.json",
-        "dataset_info.json",
-        "config.json",
-        "state.json",
-    ];
-    (!notes.contains(&file.rsplit('/').next().unwrap_or(file))).then_some(format)
-}
-
-/// The split that a path is of: a part of its name, or a directory.
-fn split_of(file: &str) -> Option<Split> {
-    let mut parts = file.rsplit('/');
-    let name = parts.next()?;
-    let stem = name.split('.').next().unwrap_or(name);
-    split_named(stem).or_else(|| parts.find_map(split_named))
-}
-
-/// `train`, `train-00000-of-00003`, `partial-train`, `dev`, `valid`, ...
-fn split_named(name: &str) -> Option<Split> {
-    name.to_lowercase()
-        .split(['-', '_'])
-        .find_map(|word| match word {
-            "train" | "training" => Some(Split::Train),
-            "validation" | "valid" | "val" | "dev" => Some(Split::Validation),
-            "test" | "testing" => Some(Split::Test),
-            _ => None,
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn of(files: &[&str]) -> Vec<(String, Vec<(Split, usize)>)> {
         let files: Vec<String> = files.iter().map(|file| file.to_string()).collect();
-        let count = |splits: Splits| {
-            splits
+        let count = |named: Named| {
+            splits("set", named)
+                .unwrap()
                 .into_iter()
                 .map(|(split, files)| (split, files.len()))
                 .collect()
@@ -234,6 +208,38 @@ mod tests {
     }
 
     #[test]
+    fn names_that_could_be_one_split_are_listed() {
+        let of = |files: &[&str]| {
+            let files: Vec<String> = files.iter().map(|file| file.to_string()).collect();
+            let (_, named) = configurations(&files).pop_first().unwrap();
+            splits("org/set", named)
+        };
+        let two = [
+            "data/train_sft-00000-of-00001.parquet",
+            "data/train_gen-00000-of-00001.parquet",
+        ];
+        let error = of(&two).unwrap_err().to_string();
+        assert!(error.contains("train_gen, train_sft"), "{error}");
+        assert!(of(&["train.csv", "train_extra.csv"]).is_err());
+        assert_eq!(
+            of(&["train-1.csv", "train-2.csv"]).unwrap()[&Split::Train].len(),
+            2
+        );
+        assert_eq!(of(&[two[0]]).unwrap()[&Split::Train].len(), 1);
+        // `datasets` calls these so; the others are splits of their own.
+        let with_usual = of(&["data/train-00000-of-00001.parquet", two[1]]).unwrap();
+        assert_eq!(
+            with_usual[&Split::Train],
+            ["data/train-00000-of-00001.parquet"]
+        );
+        let mnli = of(&[
+            "mnli/validation_matched-00000-of-00001.parquet",
+            "mnli/validation_mismatched-00000-of-00001.parquet",
+        ]);
+        assert_eq!(mnli.unwrap()[&Split::Validation].len(), 1);
+    }
+
+    #[test]
     fn a_configuration_must_be_named_where_there_are_several() {
         let files = [
             "a/train/0.parquet".to_string(),
@@ -247,7 +253,8 @@ mod tests {
                 && error(Some("c")).contains("a, b")
         );
         assert_eq!(
-            choose("set", &found, Some("b")).unwrap().unwrap()[&Split::Train],
+            splits("set", choose("set", &found, Some("b")).unwrap().unwrap()).unwrap()
+                [&Split::Train],
             ["b/train/0.parquet"]
         );
         assert_eq!(choose("set", &BTreeMap::new(), None).unwrap(), None);

@@ -177,6 +177,18 @@ pub enum Error {
     WhichConfig { name: String, found: String },
 
     #[error(
+        "data set {name} has no split {split}, but several that could be it: {found}; name files with --train_file, --validation_file and --test_file"
+    )]
+    WhichSplit {
+        name: String,
+        split: &'static str,
+        found: String,
+    },
+
+    #[error("the card of the data set, {}, cannot be read: {reason}; name files with --train_file", path.display())]
+    BadCard { path: PathBuf, reason: String },
+
+    #[error(
         "pushing {name} needs a token that may write: set HF_TOKEN or --hub_token, or run `hf auth login`"
     )]
     PushWithoutToken { name: String },

@@ -2,12 +2,14 @@
 //!
 //! Reading order: `settings` (where the Hub and its cache are), `checks` (names, sizes and headers of
 //! a server before they are used), `client` (requests, redirects, the token), `download` (one file
-//! into the cache), `fetch` (one repository at one commit), `model` and `dataset` (which files a name
-//! stands for), `push` (commits, with `answers`: their types). Names and the cache's layout are the
-//! hf-hub crate's, so that Python programs and this one share what they downloaded. The transfer is
-//! not: hf-hub takes paths, sizes and the host that gets the token from a server's answers.
+//! into the cache), `fetch` (one repository at one commit), `model`, `dataset`, `card` and `paths`
+//! (which files a name stands for), `push` (commits, with `answers`: their types). Names and the
+//! cache's layout are the hf-hub crate's, so that Python programs and this one share what they
+//! downloaded. The transfer is not: hf-hub takes paths, sizes and the host that gets the token from
+//! a server's answers.
 
 mod answers;
+mod card;
 mod checks;
 mod client;
 mod dataset;
@@ -15,6 +17,7 @@ mod download;
 mod error;
 mod fetch;
 mod model;
+mod paths;
 mod push;
 mod settings;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::checks::{listed, shown};
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
-use crate::data::tokenizer::TOKENIZER_FILES;
+use crate::data::tokenizer::{TEMPLATES, TOKENIZER_FILES};
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -52,7 +52,7 @@ impl Hub {
             });
         }
         fetch_present(&snapshot, &["generation_config.json"])?;
-        fetch_present(&snapshot, &TOKENIZER_FILES)?;
+        fetch_tokenizer(&snapshot)?;
         Ok(snapshot.dir().to_path_buf())
     }
 
@@ -65,13 +65,30 @@ impl Hub {
     /// A directory with a tokenizer's files.
     pub fn tokenizer(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
-        if fetch_present(&snapshot, &TOKENIZER_FILES)? == 0 {
+        // The model's type decides the tokenizer's class where its own files name none.
+        fetch_present(&snapshot, &["config.json"])?;
+        if fetch_tokenizer(&snapshot)? == 0 {
             return Err(Error::NoTokenizer {
                 name: name.to_string(),
             });
         }
         Ok(snapshot.dir().to_path_buf())
     }
+}
+
+/// Fetches a tokenizer's files, its further templates among them; gives their number.
+fn fetch_tokenizer(snapshot: &Snapshot<'_>) -> Result<usize> {
+    let templates = snapshot.files().iter().filter(|file| {
+        let name = file
+            .strip_prefix(TEMPLATES)
+            .and_then(|name| name.strip_prefix('/'));
+        name.is_some_and(|name| name.ends_with(".jinja") && !name.contains('/'))
+    });
+    let files: Vec<&str> = templates
+        .map(String::as_str)
+        .chain(TOKENIZER_FILES)
+        .collect();
+    fetch_present(snapshot, &files)
 }
 
 /// Fetches those of these files that there are; gives their number.

@@ -46,6 +46,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
         padding: PaddingSettings::default(),
         labels: None,
         finds_regression: true,
+        glue_metrics: None,
     }
 }
 
@@ -266,7 +267,7 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         ),
         (
             "blank-text.tsv",
-            b"text\tlabel\n \tx\n".to_vec(),
+            b"text\tlabel\n\tx\n".to_vec(),
             &["blank-text.tsv:2: the text in column \"text\" is empty"],
         ),
         (

@@ -13,7 +13,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
 pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
 use super::estimates::Estimates;
-use super::metrics::{Confusion, argmax, softmax};
+use super::metrics::{Confusion, argmax, combined, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
 use crate::data::padding::Padding;
 use crate::data::sequences::SequenceEncoder;
@@ -119,8 +119,10 @@ impl Task for ClsDataSettings {
 
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {
         match labels {
-            Some(labels) if !labels.are_numbers() => Box::new(Classes::new(labels)),
-            _ => Box::<Estimates>::default(),
+            Some(labels) if !labels.are_numbers() => {
+                Box::new(Classes::new(labels, self.glue_metrics))
+            }
+            _ => Box::new(Estimates::new(self.glue_metrics)),
         }
     }
 }
@@ -198,6 +200,7 @@ impl Recipe for LabelledTexts {
             path,
             &self.settings,
             labels,
+            self.encoder.adds_tokens(),
             count,
         )?))
     }
@@ -259,11 +262,13 @@ struct Classes {
     names: Vec<String>,
     confusion: Confusion,
     logits: Vec<Vec<f32>>,
+    glue: Option<&'static [&'static str]>,
 }
 
 impl Classes {
-    fn new(labels: &LabelMap) -> Self {
+    fn new(labels: &LabelMap, glue: Option<&'static [&'static str]>) -> Self {
         Classes {
+            glue,
             names: labels.names().to_vec(),
             confusion: Confusion::new(labels.len()),
             logits: Vec::new(),
@@ -292,14 +297,22 @@ impl Metrics for Classes {
 
     fn values(&self, _labels: f64) -> Vec<(String, f64)> {
         let confusion = &self.confusion;
+        // GLUE's F1 is scikit-learn's of two classes: the second one's.
+        let is_binary = self.names.len() == 2 && self.glue.is_some_and(|it| it.contains(&"f1"));
+        let f1 = if is_binary {
+            confusion.f1(1).unwrap_or(0.0)
+        } else {
+            confusion.macro_f1()
+        };
         let mut values = vec![
             ("accuracy".to_string(), confusion.accuracy()),
-            ("f1".to_string(), confusion.macro_f1()),
+            ("f1".to_string(), f1),
             (
                 "matthews_correlation".to_string(),
                 confusion.matthews_correlation(),
             ),
         ];
+        values.extend(combined(self.glue, &values));
         let each = self.names.iter().enumerate();
         values.extend(
             each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))),

@@ -3,9 +3,9 @@
 use super::*;
 use crate::data::rows::Origin;
 use crate::data::{Position, Rows};
-use crate::tasks::Split;
 use crate::tasks::bad_inputs::{Column, letters, load, parquet, settings};
 use crate::tasks::test_support::{collator, context, examples, has_labels, labels};
+use crate::tasks::{RunLabels, Split};
 use std::fs;
 use std::path::PathBuf;
 
@@ -337,4 +337,66 @@ fn the_label_of_what_has_none_is_refused_but_for_predictions() {
     // A number that is to be estimated may be any.
     fs::write(&path, "text,label\na,0.5\nb,-100\nc,1\n").unwrap();
     assert!(labels(&task).unwrap().are_numbers());
+}
+
+/// `evaluate.load("glue", "mrpc")`: scikit-learn's f1_score of two classes; the mean of both as run_glue
+/// adds it.
+#[test]
+fn glue_has_metrics_of_its_own() {
+    let labels = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
+    let values = |glue: Option<&'static [&'static str]>| {
+        let mut classes = Classes::new(&labels, glue);
+        let truth = HostLabels::Classes(ndarray::array![1, 1, 0, 1]);
+        classes.add(&[0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0], &truth, 4);
+        move |name: &str| {
+            let found = classes.values(0.0);
+            let found = found.into_iter().find(|(found, _)| found == name);
+            found.map(|(_, value)| value)
+        }
+    };
+    let mrpc = values(Some(&["accuracy", "f1"]));
+    let close = |found: Option<f64>, wanted: f64| assert!((found.unwrap() - wanted).abs() < 1e-12);
+    close(mrpc("accuracy"), 0.5);
+    close(mrpc("f1"), 2.0 / 3.0);
+    close(mrpc("combined_score"), (0.5 + 2.0 / 3.0) / 2.0);
+    let plain = values(None);
+    close(plain("f1"), 1.0 / 3.0);
+    assert_eq!(plain("combined_score"), None);
+    assert_eq!(values(Some(&["accuracy"]))("combined_score"), None);
+}
+
+/// GLUE's qqp has empty questions, which run_glue trains on.
+#[test]
+fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.jsonl");
+    fs::write(
+        &path,
+        "{\"question1\": \"a\", \"question2\": \"\", \"label\": \"x\"}\n",
+    )
+    .unwrap();
+    let settings = settings(dir.path(), &[path.clone()]);
+    let read = |path: &Path, surrounds: bool| {
+        let labels = LabelUse {
+            labels: RunLabels {
+                map: LabelMap::new(vec!["x".into(), "y".into()]).unwrap(),
+                given: false,
+            },
+            needed: true,
+        };
+        let table = SampleTable::open(path, &settings, labels, surrounds, Arc::default());
+        table.unwrap().next().unwrap()
+    };
+    for surrounds in [true, false] {
+        assert_eq!(read(&path, surrounds).unwrap().texts, ["a", ""]);
+    }
+    fs::write(&path, "{\"text\": \"\", \"label\": \"x\"}\n").unwrap();
+    assert_eq!(read(&path, true).unwrap().texts, [""]);
+    let error = read(&path, false).unwrap_err().to_string();
+    assert!(error.contains("no tokens around it"), "{error}");
+    // pandas reads an empty field as none.
+    let path = dir.path().join("x.csv");
+    fs::write(&path, "text,label\n\"\",x\n").unwrap();
+    let error = read(&path, true).unwrap_err().to_string();
+    assert!(error.contains("is empty"), "{error}");
 }

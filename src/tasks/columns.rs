@@ -35,6 +35,9 @@ pub struct ClsDataSettings {
     /// Where the training set decides, numbers of which some are fractions make a regression.
     /// Otherwise they are refused.
     pub finds_regression: bool,
+    /// The metrics that GLUE has of the task that was named: F1 is the second class's then, and the
+    /// mean of several is `combined_score`.
+    pub glue_metrics: Option<&'static [&'static str]>,
 }
 
 /// GLUE's columns for pairs, in the order they are looked for, and for single texts.
@@ -147,10 +150,21 @@ pub struct SampleTable {
     table: Table,
     columns: Columns,
     labels: LabelUse,
+    empties: Empties,
+}
+
+/// Which texts may be empty, as some of published sets are.
+#[derive(Clone, Copy, Debug)]
+struct Empties {
+    /// Nothing between two separators is no value.
+    are_missing: bool,
+    /// The tokenizer puts tokens around a text, so that an empty one has some, too.
+    have_tokens: bool,
 }
 
 impl SampleTable {
-    /// Opens a table; raw bytes read are added to `count`.
+    /// Opens a table; raw bytes read are added to `count`. `empties_have_tokens`: the tokenizer puts
+    /// some around a text.
     ///
     /// # Errors
     /// The file cannot be read, or has no column for the texts or the labels that are needed.
@@ -158,12 +172,17 @@ impl SampleTable {
         path: &Path,
         settings: &ClsDataSettings,
         labels: LabelUse,
+        empties_have_tokens: bool,
         count: Arc<AtomicU64>,
     ) -> Result<SampleTable> {
         let mut table = Table::open(path, &settings.source.table, count)?;
         let columns = Columns::of(&table, settings, labels.needed)?;
         table.choose(columns.chosen())?;
         Ok(SampleTable {
+            empties: Empties {
+                are_missing: table.takes_empty_for_missing(),
+                have_tokens: empties_have_tokens,
+            },
             table,
             columns,
             labels,
@@ -182,7 +201,10 @@ impl SampleFile for SampleTable {
 
     fn next(&mut self) -> Option<Result<Sample>> {
         let row = self.table.next()?;
-        Some(row.and_then(|row| sample(row, self.table.columns(), &self.columns, &self.labels)))
+        Some(row.and_then(|row| {
+            let names = self.table.columns();
+            sample(row, names, &self.columns, &self.labels, self.empties)
+        }))
     }
 
     fn has_pairs(&self) -> bool {
@@ -190,7 +212,13 @@ impl SampleFile for SampleTable {
     }
 }
 
-fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> Result<Sample> {
+fn sample(
+    row: Row,
+    names: &[String],
+    columns: &Columns,
+    labels: &LabelUse,
+    empties: Empties,
+) -> Result<Sample> {
     let place = &row.place;
     let bad = |reason: String| Error::BadRow {
         place: place.clone(),
@@ -198,7 +226,7 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> R
     };
     let mut cells = row.cells.into_iter();
     let mut text = |column: usize| match cells.next() {
-        Some(Cell::Text(text)) if text.trim().is_empty() => Err(bad(format!(
+        Some(Cell::Text(text)) if text.is_empty() && empties.are_missing => Err(bad(format!(
             "the text in column {:?} is empty",
             names[column]
         ))),
@@ -213,6 +241,13 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> R
         text(columns.text)?,
         columns.pair.map(&mut text).transpose()?,
     );
+    let is_empty = |text: &str| text.trim().is_empty();
+    if !empties.have_tokens && is_empty(&a) && b.as_deref().is_none_or(is_empty) {
+        return Err(bad(format!(
+            "the text in column {:?} is empty, and the tokenizer puts no tokens around it",
+            names[columns.text]
+        )));
+    }
     let label = match columns.label {
         None => None,
         Some(column) => {

@@ -4,6 +4,7 @@
 use xtrain_graphs::Tensor;
 use xtrain_models::{IGNORED_NUMBER, Predictions};
 
+use super::metrics::combined;
 use crate::data::HostLabels;
 use crate::trainer::evaluate::Metrics;
 
@@ -12,6 +13,17 @@ use crate::trainer::evaluate::Metrics;
 pub struct Estimates {
     estimates: Vec<f32>,
     labels: Vec<f32>,
+    glue: Option<&'static [&'static str]>,
+}
+
+impl Estimates {
+    /// With the metrics of a GLUE task, if one was named.
+    pub fn new(glue: Option<&'static [&'static str]>) -> Estimates {
+        Estimates {
+            glue,
+            ..Estimates::default()
+        }
+    }
 }
 
 impl Metrics for Estimates {
@@ -38,11 +50,13 @@ impl Metrics for Estimates {
             .map(|(estimate, label)| (f64::from(*estimate), f64::from(*label)))
             .unzip();
         let squares = x.iter().zip(&y).map(|(x, y)| (x - y) * (x - y));
-        vec![
+        let mut values = vec![
             ("mse".into(), squares.sum::<f64>() / x.len() as f64),
             ("pearson".into(), correlation(&x, &y)),
             ("spearmanr".into(), correlation(&ranks(&x), &ranks(&y))),
-        ]
+        ];
+        values.extend(combined(self.glue, &values));
+        values
     }
 
     fn predictions(&mut self) -> Vec<Vec<f32>> {

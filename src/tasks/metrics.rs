@@ -87,6 +87,19 @@ impl Confusion {
     }
 }
 
+/// The mean of a GLUE task's metrics where it has several, as run_glue adds it.
+pub fn combined(glue: Option<&[&str]>, values: &[(String, f64)]) -> Option<(String, f64)> {
+    let names = glue.filter(|names| names.len() > 1)?;
+    let value = |name: &&str| values.iter().find(|(found, _)| found == name);
+    let found: Option<Vec<f64>> = names
+        .iter()
+        .map(|name| value(name).map(|(_, value)| *value))
+        .collect();
+    let found = found?;
+    let mean = found.iter().sum::<f64>() / found.len() as f64;
+    Some(("combined_score".to_string(), mean))
+}
+
 /// Where the largest value is, the first among equals.
 pub fn argmax(values: &[f32]) -> usize {
     (1..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best })

@@ -205,7 +205,10 @@ pub fn saved_labels(labelled: &dyn Labelled, config: &Config) -> Result<Option<L
     if !model_class(config).ends_with(labelled.class()) {
         return Ok(None);
     }
-    LabelMap::from_config(config.values())
+    let named = LabelMap::from_config(config.values())?;
+    Ok(Some(
+        named.unwrap_or_else(|| LabelMap::of_nobody(config.values())),
+    ))
 }
 
 /// What a model predicted of the test set.

@@ -32,7 +32,9 @@ use turns::Conversation;
 
 /// The columns of whole examples, in the order they are looked for; a file with both a prompt and
 /// a completion has those instead.
-const EXAMPLES: [&str; 2] = ["messages", "text"];
+const EXAMPLES: [&str; 3] = ["messages", "conversations", "text"];
+/// Those of conversations.
+const CONVERSATIONS: [&str; 2] = ["messages", "conversations"];
 const PROMPT: &str = "prompt";
 const COMPLETION: &str = "completion";
 
@@ -122,6 +124,8 @@ impl SftDataSettings {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<(Table, Columns)> {
         let mut table = Table::open(path, &self.source.table, count)?;
         let named = self.source.table.text_column.as_deref();
+        // A dump of TRL's arguments names it, whatever the file has.
+        let named = named.filter(|name| *name != "text" || table.find(named, &[]).is_some());
         let pair = || {
             Some((
                 table.find(None, &[PROMPT])?,
@@ -224,6 +228,12 @@ impl ExampleFile {
                 let answers_from = conversation.len();
                 conversation.extend(messages(last, &turns).map_err(bad)?);
                 self.conversation(&conversation, answers_from, &place)?
+            }
+            // A table of text alone may hold a list as JSON, which is no text to learn.
+            (None, Cell::Text(_)) if CONVERSATIONS.contains(&last) => {
+                return Err(bad(format!(
+                    "column {last:?} holds text where a list of messages is expected; write the rows as JSON lines or parquet"
+                )));
             }
             (None, Cell::Text(text)) => self.text("", text).map_err(bad)?,
             (Some((_, Cell::Text(prompt))), Cell::Text(completion)) => {
@@ -345,7 +355,9 @@ fn messages(column: &str, turns: &[Cell]) -> Result<Vec<Message>, String> {
                 "{column}[{i}] is no message, an object with role and content"
             ));
         };
-        let text = |name: &str| match fields.iter().find(|(field, _)| field == name) {
+        let field = |name: &str| fields.iter().find(|(field, _)| field == name);
+        // ShareGPT's names come first, as in TRL.
+        let text = |name: &str, other: &str| match field(other).or_else(|| field(name)) {
             Some((_, Cell::Text(text))) => Ok(text.clone()),
             _ => Err(format!("{column}[{i}] has no {name} that is text")),
         };
@@ -358,7 +370,10 @@ fn messages(column: &str, turns: &[Cell]) -> Result<Vec<Message>, String> {
                 ));
             }
         }
-        Ok(Message::new(&text("role")?, text("content")?))
+        Ok(Message::new(
+            &text("role", "from")?,
+            text("content", "value")?,
+        ))
     };
     turns.iter().enumerate().map(message).collect()
 }

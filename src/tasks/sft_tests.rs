@@ -115,7 +115,7 @@ fn what_is_wrong_with_a_row_is_named() {
             r#"{"words": "a"}"#,
             &none,
             None,
-            &["text_column_name", "messages or text", "words"],
+            &["text_column_name", "conversations or text", "words"],
         ),
         (
             r#"{"prompt": "a", "completion": ["b"]}"#,
@@ -185,6 +185,32 @@ fn what_is_wrong_with_a_row_is_named() {
         let error = made(&task, &tokenizer, 8).unwrap_err().to_string();
         for part in parts {
             assert!(error.contains(part), "{row}: {error}");
+        }
+    }
+}
+
+/// TRL's `maybe_convert_to_chatml`.
+#[test]
+fn conversations_of_sharegpt_are_those_of_messages() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}";
+    let tokenizer = tokenizer(dir.path(), Some(template));
+    let of = |rows: &Value, column: Option<&str>| {
+        let mut task = settings(dir.path(), &format!("{rows}\n"), &json!({}));
+        task.source.table.text_column = column.map(str::to_string);
+        made(&task, &tokenizer, 64).unwrap()
+    };
+    let chat = |role: &str, content: &str| json!([{role: "user", content: "hi"}, {role: "assistant", content: "ho"}]);
+    let wanted = of(&json!({"messages": chat("role", "content")}), None);
+    for (key, role, content) in [
+        ("conversations", "role", "content"),
+        ("conversations", "from", "value"),
+        ("messages", "from", "value"),
+    ] {
+        // A dump of TRL's arguments names a column `text` for all data.
+        for column in [None, Some(key), Some("text")] {
+            let found = of(&json!({key: chat(role, content)}), column);
+            assert_eq!(found, wanted, "{key} {role} {column:?}");
         }
     }
 }

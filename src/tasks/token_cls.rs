@@ -216,6 +216,15 @@ impl Labelled for TokenClsDataSettings {
         let labels = &context.run_labels().map;
         let encoder = encoder(context).expect("the test set was made with it");
         let (mut text, mut unlabelled) = (String::new(), 0);
+        // Words with spaces would be several.
+        let words = predicted.samples.iter().flat_map(|sample| &sample.texts);
+        let has_spaces =
+            |word: &String| word.is_empty() || word.contains(|c: char| c.is_ascii_whitespace());
+        let separator = if words.into_iter().any(has_spaces) {
+            '\t'
+        } else {
+            ' '
+        };
         for (sample, output) in predicted.samples.iter().zip(predicted.outputs) {
             let encoded = encoder.encode(&sample.texts);
             let (sequence, words) = encoded.expect("the test set has its tokens");
@@ -234,7 +243,7 @@ impl Labelled for TokenClsDataSettings {
             unlabelled += tags.iter().filter(|tag| tag.is_none()).count();
             if self.writes_columns() {
                 for (word, tag) in sample.texts.iter().zip(&tags) {
-                    text.push_str(&format!("{word} {}\n", tag.unwrap_or("_")));
+                    text.push_str(&format!("{word}{separator}{}\n", tag.unwrap_or("_")));
                 }
             } else {
                 let named = self.source.table.text_column.as_deref();

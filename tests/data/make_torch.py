@@ -43,5 +43,8 @@ class Hostile:
 
 torch.save({"a": Hostile()}, f"{out}/evil.bin")
 torch.save({"a": Hostile()}, f"{out}/evil_old.bin", _use_new_zipfile_serialization=False)
-torch.save({"t": base.t()}, f"{out}/turned.bin")
+torch.save({"t": base.t(), "turned twice": numbers(2, 3, 4).permute(2, 0, 1), "part": numbers(4, 3)[::2, 1:]}, f"{out}/turned.bin")
+torch.save({"epoch": 3, "state_dict": {"t": base.t()}}, f"{out}/wrapped.bin")
+torch.save({"epoch": 3, "state_dict": {"t": base.t()}}, f"{out}/wrapped_old.bin", _use_new_zipfile_serialization=False)
+torch.save({"t": torch.ones(1).expand(3)}, f"{out}/repeated.bin")
 torch.save({"epoch": 3, "model": state}, f"{out}/nested.bin")

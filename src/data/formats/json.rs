@@ -28,7 +28,7 @@ enum Form {
 }
 
 /// One object, or what was wrong with it, and the line where it begins.
-pub(in crate::data) type JsonRow = (u64, Map<String, Value>);
+pub(super) type JsonRow = (u64, Map<String, Value>);
 
 impl JsonReader {
     pub fn new(mut input: Input) -> Result<JsonReader> {

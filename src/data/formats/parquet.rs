@@ -105,14 +105,7 @@ impl ParquetReader {
             serde_json::from_str::<Value>(value).ok()
         });
         let names = |column: &String| -> Option<Vec<String>> {
-            let feature = &features.as_ref()?["info"]["features"][column.as_str()];
-            let names = feature["names"].as_array();
-            // Of a list's elements, as `datasets` writes them in different versions.
-            let names = names.or_else(|| feature["feature"]["names"].as_array())?;
-            names
-                .iter()
-                .map(|name| name.as_str().map(str::to_string))
-                .collect()
+            declared_names(&features.as_ref()?["info"]["features"][column.as_str()])
         };
         let class_names = columns.iter().map(names).collect();
         let path = path.to_path_buf();
@@ -277,6 +270,27 @@ impl ParquetReader {
             })
         };
         self.chosen.iter().map(find).collect()
+    }
+}
+
+/// The names of a feature's classes or, of a list, of its elements': an object with `feature`
+/// (`Sequence`, `List`, `LargeList`) or, by earlier versions of `datasets`, a JSON list of one.
+fn declared_names(feature: &Value) -> Option<Vec<String>> {
+    let inside = feature.get("feature").or_else(|| feature.get(0));
+    if let Some(inside) = inside {
+        return declared_names(inside);
+    }
+    let names = feature["names"].as_array();
+    match (names, feature["num_classes"].as_u64()) {
+        (Some(names), _) => names
+            .iter()
+            .map(|name| name.as_str().map(str::to_string))
+            .collect(),
+        // Classes that were only counted are called by their numbers.
+        (None, Some(count)) if feature["_type"] == "ClassLabel" && count < 10_000 => {
+            Some((0..count).map(|class| class.to_string()).collect())
+        }
+        _ => None,
     }
 }
 
@@ -498,6 +512,27 @@ pub(crate) mod tests {
             write(&path, codec, text);
             assert_eq!(read(&path), (2 * ROWS, None), "{codec:?}");
         }
+    }
+
+    #[test]
+    fn class_names_are_found_in_every_form_of_a_feature() {
+        let class = serde_json::json!({"names": ["a", "b"], "_type": "ClassLabel"});
+        let of = |feature: Value| declared_names(&feature);
+        let named = Some(vec!["a".to_string(), "b".to_string()]);
+        for kind in ["Sequence", "List", "LargeList"] {
+            assert_eq!(
+                of(serde_json::json!({"feature": class, "_type": kind})),
+                named
+            );
+        }
+        assert_eq!(of(serde_json::json!([class])), named);
+        assert_eq!(of(class), named);
+        let counted = serde_json::json!({"num_classes": 2, "names": null, "_type": "ClassLabel"});
+        assert_eq!(of(counted), Some(vec!["0".to_string(), "1".to_string()]));
+        assert_eq!(
+            of(serde_json::json!({"dtype": "int64", "_type": "Value"})),
+            None
+        );
     }
 
     /// As `datasets` writes a conversation: a list of structures of text.

@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::cell::Cell;
 use super::csv::{CsvReader, Fields};
 use super::input::{Bookmark, Input};
-use super::json::{JsonReader, JsonRow};
+use super::json::JsonReader;
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, MissingColumn, Place, Result};
+use crate::data::remote::is_url;
 use crate::data::settings::{MAX_FIELD, OnBadRow, Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
@@ -52,14 +53,8 @@ pub struct Row {
 }
 
 enum Reader {
-    Csv {
-        reader: CsvReader,
-        fields: Fields,
-    },
-    Json {
-        reader: JsonReader,
-        first: Option<JsonRow>,
-    },
+    Csv { reader: CsvReader, fields: Fields },
+    Json(JsonReader),
     Parquet(ParquetReader),
 }
 
@@ -72,8 +67,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Opens a table and reads its header (of JSON, the first row's keys). Raw bytes read are added
-    /// to `count`.
+    /// Opens a table and reads its header (of JSON, the keys of the rows of a first block). Raw bytes
+    /// read are added to `count`.
     pub fn open(path: &Path, settings: &TableSettings, count: Arc<AtomicU64>) -> Result<Table> {
         let (delimiter, usual) = match Format::of(path) {
             Format::Text => {
@@ -138,37 +133,11 @@ impl Table {
     }
 
     fn open_json(path: &Path, on_bad_row: OnBadRow, count: Arc<AtomicU64>) -> Result<Table> {
-        let mut reader = JsonReader::new(Input::open(path, count.clone())?)?;
-        let start = reader.bookmark();
-        let mut bad = 0_u64;
-        let first = loop {
-            match reader.read() {
-                Ok(Some(first)) => break first,
-                Ok(None) => {
-                    let reason = match bad {
-                        0 => "it has no rows".to_string(),
-                        _ => format!("none of its {bad} rows can be used"),
-                    };
-                    return Err(Error::BadTable {
-                        path: path.to_path_buf(),
-                        reason,
-                    });
-                }
-                // Its columns are those of the first row that can be used.
-                Err(error) if error.is_bad_row() && on_bad_row == OnBadRow::Skip => bad += 1,
-                Err(error) => return Err(error),
-            }
-        };
-        let columns = first.1.keys().cloned().collect();
-        let first = if bad == 0 {
-            Some(first)
-        } else {
-            // Those before it are read again, to be counted where rows are.
-            reader.resume(&start, count)?;
-            None
-        };
+        let reader = JsonReader::new(Input::open(path, Arc::default())?)?;
+        let columns = json_columns(reader, on_bad_row)?;
+        let reader = JsonReader::new(Input::open(path, count)?)?;
         Ok(Table {
-            reader: Reader::Json { reader, first },
+            reader: Reader::Json(reader),
             columns,
             chosen: Vec::new(),
             done: false,
@@ -178,13 +147,18 @@ impl Table {
     pub fn path(&self) -> &Path {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.path(),
-            Reader::Json { reader, .. } => reader.path(),
+            Reader::Json(reader) => reader.path(),
             Reader::Parquet(reader) => reader.path(),
         }
     }
 
     pub fn columns(&self) -> &[String] {
         &self.columns
+    }
+
+    /// Whether nothing between two separators stands for no value, as pandas reads it.
+    pub fn takes_empty_for_missing(&self) -> bool {
+        matches!(self.reader, Reader::Csv { .. })
     }
 
     /// The names of a column's classes in their order, where the file gives them.
@@ -240,9 +214,7 @@ impl Table {
     pub fn bookmark(&self) -> Bookmark {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.bookmark(),
-            // The first row was read for its keys, and not given yet.
-            Reader::Json { first: Some(_), .. } => Bookmark::default(),
-            Reader::Json { reader, .. } => reader.bookmark(),
+            Reader::Json(reader) => reader.bookmark(),
             Reader::Parquet(reader) => reader.bookmark(),
         }
     }
@@ -254,10 +226,7 @@ impl Table {
         }
         match &mut self.reader {
             Reader::Csv { reader, .. } => reader.resume(bookmark, count),
-            Reader::Json { reader, first } => {
-                *first = None;
-                reader.resume(bookmark, count)
-            }
+            Reader::Json(reader) => reader.resume(bookmark, count),
             Reader::Parquet(reader) => reader.resume(bookmark),
         }
     }
@@ -292,11 +261,8 @@ impl Table {
                 let cells = self.chosen.iter().map(cell).collect::<Result<Vec<_>>>()?;
                 Ok(Some(Row { place, cells }))
             }
-            Reader::Json { reader, first } => {
-                let row = first
-                    .take()
-                    .map_or_else(|| reader.read(), |row| Ok(Some(row)))?;
-                let Some((line, object)) = row else {
+            Reader::Json(reader) => {
+                let Some((line, object)) = reader.read()? else {
                     return Ok(None);
                 };
                 let columns = self
@@ -330,6 +296,51 @@ impl Iterator for Table {
         };
         item
     }
+}
+
+/// Bytes of a JSON file whose rows' keys are its columns, as `datasets` reads one.
+const BLOCK: u64 = 10 << 20;
+/// Of a file on another machine, which is read from its beginning again.
+const REMOTE_BLOCK: u64 = 1 << 20;
+
+/// All keys of a first block's rows, in the order in which they occur. Bad rows that are to be left
+/// out are read again, and counted, where rows are.
+fn json_columns(mut reader: JsonReader, on_bad_row: OnBadRow) -> Result<Vec<String>> {
+    let block = if is_url(reader.path()) {
+        REMOTE_BLOCK
+    } else {
+        BLOCK
+    };
+    let mut columns = serde_json::Map::new();
+    let (mut rows, mut bad) = (0_u64, 0_u64);
+    while reader.bookmark().offset < block || rows == 0 {
+        match reader.read() {
+            Ok(Some((_, row))) => {
+                rows += 1;
+                for key in row.into_iter().map(|(key, _)| key) {
+                    columns.entry(key).or_insert(Value::Null);
+                }
+            }
+            Ok(None) => break,
+            Err(error) if error.is_bad_row() && (rows > 0 || on_bad_row == OnBadRow::Skip) => {
+                bad += 1;
+            }
+            // It is met again where rows are read.
+            Err(_) if rows > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    if rows > 0 {
+        return Ok(columns.into_iter().map(|(key, _)| key).collect());
+    }
+    let reason = match bad {
+        0 => "it has no rows".to_string(),
+        bad => format!("none of its {bad} rows can be used"),
+    };
+    Err(Error::BadTable {
+        path: reader.path().to_path_buf(),
+        reason,
+    })
 }
 
 fn cell(value: &Value) -> Cell {
@@ -372,7 +383,11 @@ mod tests {
 
     fn open(name: &str, text: &[u8], on_bad_row: OnBadRow) -> Result<Table> {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name);
+        open_in(dir.path(), name, text, on_bad_row)
+    }
+
+    fn open_in(dir: &Path, name: &str, text: &[u8], on_bad_row: OnBadRow) -> Result<Table> {
+        let path = dir.join(name);
         std::fs::write(&path, text).unwrap();
         let settings = TableSettings {
             on_bad_row,
@@ -416,6 +431,34 @@ mod tests {
                     "{message}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn columns_are_the_keys_of_all_rows_and_a_bad_first_row_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = b"{\"text\": \"a\"}\nnonsense\n{\"label\": 1, \"text\": \"b\"}\n";
+        let mut table = open_in(dir.path(), "x.jsonl", text, OnBadRow::Error).unwrap();
+        assert_eq!(table.columns(), ["text", "label"]);
+        table.choose(vec![1, 0]).unwrap();
+        let first = table.next().unwrap().unwrap();
+        assert_eq!(first.cells, [Cell::Missing, Cell::Text("a".into())]);
+        assert!(table.next().unwrap().unwrap_err().is_bad_row());
+        let bookmark = table.bookmark();
+        let last = table.next().unwrap().unwrap();
+        assert_eq!(last.cells[0], Cell::Number("1".into()));
+        assert!(table.next().is_none());
+        let mut again = open_in(dir.path(), "x.jsonl", text, OnBadRow::Error).unwrap();
+        again.choose(vec![1, 0]).unwrap();
+        again.resume(&bookmark, Arc::default()).unwrap();
+        assert_eq!(again.next().unwrap().unwrap(), last);
+        let bad = b"nonsense\n{\"text\": \"a\"}\n";
+        let skips = open("x.jsonl", bad, OnBadRow::Skip).unwrap();
+        assert_eq!(skips.columns(), ["text"]);
+        for (text, words) in [(&b"nonsense\n"[..], "not valid JSON"), (b"[]", "no rows")] {
+            let error = open("x.jsonl", text, OnBadRow::Error).err().unwrap();
+            let error = error.to_string();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -42,6 +42,19 @@ struct Model {
     vocab: Vocabulary,
 }
 
+/// Refuses more tokens than any vocabulary has, before they are taken.
+///
+/// # Errors
+/// There are too many.
+pub(super) fn check_tokens(tokens: usize) -> Result<(), String> {
+    if tokens <= MOST_TOKENS {
+        return Ok(());
+    }
+    Err(format!(
+        "it has {tokens} tokens; no tokenizer has more than {MOST_TOKENS}"
+    ))
+}
+
 /// Looks at a definition. What is no definition at all is left to those who read it.
 ///
 /// # Errors
@@ -51,12 +64,7 @@ pub(super) fn check(definition: &[u8]) -> Result<(), String> {
     let Ok(strings) = serde_json::from_slice::<Strings>(definition) else {
         return Ok(());
     };
-    if strings.longest > LONGEST {
-        return Err(format!(
-            "a token or a rule in it has {} bytes; none has more than {LONGEST}",
-            strings.longest
-        ));
-    }
+    check_length(strings.longest)?;
     if strings.count > MOST_STRINGS {
         return Err(format!(
             "it has {} tokens and merges; no tokenizer has more than {MOST_STRINGS}",
@@ -82,6 +90,19 @@ pub(super) fn check(definition: &[u8]) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Refuses a token or a rule that is longer than any.
+///
+/// # Errors
+/// It is too long.
+pub(super) fn check_length(bytes: usize) -> Result<(), String> {
+    if bytes <= LONGEST {
+        return Ok(());
+    }
+    Err(format!(
+        "a token or a rule in it has {bytes} bytes; none has more than {LONGEST}"
+    ))
 }
 
 /// Different beginnings of the pieces: the nodes of the tree that finds them.

@@ -4,52 +4,35 @@
 //! All files are read at once and kept, so that saving gives what was used even if the directory
 //! has changed since.
 
+mod assemble;
 mod bounds;
 mod bpe;
+mod class;
 mod convert;
 mod normalizer;
 pub(in crate::data) mod pieces;
+mod read;
+mod rules;
+mod sentencepiece;
+mod settings;
 mod text_stream;
+mod vocabulary;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
-use crate::checkpoint::{atomic, files, hash, hf};
+use crate::checkpoint::{atomic, files, hf};
 use crate::data::error::{Error, Result};
 use crate::report::{json, panics};
-use convert::{Converted, Files, convert};
+use class::Class;
+pub use read::{CHAT_TEMPLATE, TEMPLATES, TOKENIZER_FILES};
+use read::{CONFIG, DEFINITION, Read, SPECIAL_TOKENS, model_config, read_files};
 pub use text_stream::TextStream;
-
-const DEFINITION: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
-
-/// The chat template of models that transformers 5 saved.
-pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
-
-/// Files that make up a tokenizer in one form or another; those found go along with a saved model.
-pub const TOKENIZER_FILES: [&str; 10] = [
-    DEFINITION,
-    CONFIG,
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "added_tokens.json",
-    "spiece.model",
-    "tokenizer.model",
-    CHAT_TEMPLATE,
-];
-
-/// The transformers class that takes a `tokenizer.json` as it is.
-const FROM_DEFINITION: &str = "PreTrainedTokenizerFast";
-
-/// transformers' classes of no model, whose `model_input_names` have no segments.
-const GENERAL_CLASSES: [&str; 3] = [FROM_DEFINITION, "TokenizersBackend", "PreTrainedTokenizer"];
 
 /// `model_max_length` above this is transformers' way to say that there is no limit.
 const NO_LIMIT: f64 = 1e15;
@@ -95,7 +78,7 @@ impl Tokenizer {
         convert::check(dir)
     }
 
-    /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a
+    /// Loads from a directory (`tokenizer.json`, else what earlier versions wrote) or from a
     /// `tokenizer.json` by its path.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         Tokenizer::load_with(path, None)
@@ -104,198 +87,136 @@ impl Tokenizer {
     /// The same, with texts turned into lower case or not (`do_lower_case`), whatever the files
     /// say; those that are saved say it, too. `None`: as the files say.
     pub fn load_with(path: &Path, lower_case: Option<bool>) -> Result<Tokenizer> {
-        let (definition, files, file, class) = if path.is_dir() {
-            let files = read_files(path)?;
-            let found = Files {
-                dir: path,
-                files: &files,
-            };
-            match found.get(DEFINITION) {
-                Some(definition) => (
-                    definition.to_vec(),
-                    files,
-                    path.join(DEFINITION),
-                    FROM_DEFINITION,
-                ),
-                None => {
-                    let Converted {
-                        definition,
-                        file,
-                        class,
-                    } = convert(&found)?;
-                    (
-                        hf::to_json_text(&definition, 2),
-                        files,
-                        path.join(file),
-                        class,
-                    )
-                }
+        let is_dir = path.is_dir();
+        let dir = match is_dir {
+            true => path,
+            false => path.parent().unwrap_or(Path::new("")),
+        };
+        let files = if is_dir || path.file_name().is_some_and(|name| name == DEFINITION) {
+            if !is_dir {
+                files::read(path).map_err(Error::io("read", path))?;
             }
+            read_files(dir)?
         } else {
             let definition = files::read(path).map_err(Error::io("read", path))?;
-            let files = match path.file_name() {
-                Some(name) if name == DEFINITION => {
-                    read_files(path.parent().unwrap_or(Path::new("")))?
-                }
-                _ => vec![(DEFINITION.to_string(), definition.clone())],
+            return match lower_case {
+                None => Tokenizer::of_definition(path, definition),
+                Some(lower) => Tokenizer::of_definition(path, definition)?.in_lower_case(
+                    path,
+                    &Map::new(),
+                    lower,
+                ),
             };
-            (definition, files, path.to_path_buf(), FROM_DEFINITION)
         };
+        let model = model_config(dir);
+        let tokenizer = Tokenizer::build(&dir.join(DEFINITION), files, &model)?;
         match lower_case {
-            None => Tokenizer::build(&file, definition, files, class),
-            Some(lower) => Tokenizer::build_lower_case(&file, definition, files, class, lower),
+            None => Ok(tokenizer),
+            Some(lower) => tokenizer.in_lower_case(&dir.join(DEFINITION), &model, lower),
         }
     }
 
-    /// Builds from a definition and a config that both have the switch set.
-    fn build_lower_case(
+    /// Of a `tokenizer.json` alone.
+    fn of_definition(path: &Path, definition: Vec<u8>) -> Result<Tokenizer> {
+        let files = vec![(DEFINITION.to_string(), definition)];
+        Tokenizer::build(path, files, &Map::new())
+    }
+
+    /// Built again from a definition and a config that both have the switch set.
+    fn in_lower_case(
+        &self,
         path: &Path,
-        definition: Vec<u8>,
-        files: Vec<(String, Vec<u8>)>,
-        class: &str,
+        model: &Map<String, Value>,
         lower: bool,
     ) -> Result<Tokenizer> {
-        // Of files without a config the first build makes one, which then has the switch, too.
-        let mut files = Tokenizer::build(path, definition.clone(), files, class)?
-            .files
-            .to_vec();
-        let definition = normalizer::set_lower_case(definition, lower).map_err(|normalizer| {
-            Error::NoLowerCase {
-                path: path.to_path_buf(),
-                normalizer,
-            }
-        })?;
+        let refused = |normalizer: String| Error::NoLowerCase {
+            path: path.to_path_buf(),
+            normalizer,
+        };
+        let mut files = self.files.to_vec();
         for (name, bytes) in &mut files {
             match name.as_str() {
-                DEFINITION => *bytes = definition.clone(),
+                DEFINITION => {
+                    *bytes = normalizer::set_lower_case(std::mem::take(bytes), lower)
+                        .map_err(refused)?;
+                }
                 CONFIG => {
-                    let mut config: Map<String, Value> =
-                        serde_json::from_slice(bytes).expect("it has just been built from");
+                    let mut config = self.config();
                     config.insert("do_lower_case".into(), lower.into());
                     *bytes = hf::to_json_text(&config, 2);
                 }
                 _ => {}
             }
         }
-        Tokenizer::build(path, definition, files, class)
+        Tokenizer::build(path, files, model)
     }
 
-    /// `definition` is what is loaded; `files` is what is saved; `class` reads them in
-    /// transformers.
+    /// `path` is the definition's, for messages, and `model` a config.json. What is saved is
+    /// `files`, with a config that names the class and, as transformers saves it, a definition beside
+    /// older forms.
     fn build(
         path: &Path,
-        definition: Vec<u8>,
         mut files: Vec<(String, Vec<u8>)>,
-        class: &str,
+        model: &Map<String, Value>,
     ) -> Result<Tokenizer> {
+        let Read {
+            inner,
+            fingerprint,
+            settings,
+            class,
+            is_named,
+            padding,
+            made,
+        } = Read::of(path, &files, model)?;
         let bad = |reason: String| Error::BadTokenizer {
             path: path.to_path_buf(),
             reason,
         };
-        let object = |name: &str| -> Result<Map<String, Value>> {
-            let Some((_, bytes)) = files.iter().find(|(found, _)| found == name) else {
-                return Ok(Map::new());
-            };
-            let path = path.with_file_name(name);
-            json::from_slice(bytes).map_err(|error| Error::BadTokenizer {
-                path,
-                reason: error.to_string(),
-            })
-        };
-        bounds::check(&definition).map_err(bad)?;
-        let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
-        let definition = if normalizer::is_bert(&config) {
-            normalizer::obey_bert_config(definition, &config)
-                .map_err(|error| bad(error.to_string()))?
-        } else {
-            definition
-        };
-        // The library panics on some of what a damaged file may say.
-        let mut inner = panics::guarded(|| tokenizers::Tokenizer::from_bytes(&definition))
-            .unwrap_or_else(|panic| Err(panic.into()))
-            .map_err(|error| bad(error.to_string()))?;
-        if let tokenizers::ModelWrapper::BPE(model) = inner.get_model()
-            && model.dropout.is_some_and(|dropout| dropout > 0.0)
-        {
-            let reason = "its model drops merges at random, so that one text has many ids; set \"dropout\" of its \"model\" to null";
-            return Err(bad(reason.to_string()));
-        }
-        // A file may carry the padding and truncation of its last use; transformers resets both,
-        // and a corpus must not be cut.
-        inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|error| bad(error.to_string()))?;
-        // What it puts around a text, and around and between two.
-        let around = |pair: bool| {
-            encoding("", |_| {
-                let empty = || tokenizers::Encoding::default();
-                inner.post_process(empty(), pair.then(empty), true)
-            })
-        };
-        let mut largest_around = None;
-        for pair in [false, true] {
-            let around =
-                around(pair).map_err(|error| bad(format!("its post_processor: {error}")))?;
-            largest_around = largest_around.max(around.get_ids().iter().copied().max());
-        }
+        let largest_around = largest_around(&inner).map_err(bad)?;
         let token = |key: &str, usual: &[&str]| -> Option<u32> {
-            // A token is a string, or an object with its content. An explicit null means that there
-            // is none.
-            let named = config.get(key).or_else(|| special.get(key));
-            match named {
-                Some(value) => value
-                    .as_str()
-                    .or_else(|| value["content"].as_str())
-                    .and_then(|token| inner.token_to_id(token)),
+            match settings.token(key) {
+                Some(token) => inner.token_to_id(token),
+                // A null says that there is none.
+                None if settings.has_none(key) => None,
                 None => usual.iter().find_map(|token| inner.token_to_id(token)),
             }
         };
         let bos = token("bos_token", &[bpe::END_OF_TEXT, "<s>"]);
         let eos = token("eos_token", &[bpe::END_OF_TEXT, "</s>"]);
-        let pad = token("pad_token", &["<pad>", "[PAD]"]);
+        let padded = padding.as_ref().map(|it| it["pad_token"].as_str());
+        let padded = padded.flatten().filter(|_| class == Class::Plain);
+        let pad = token("pad_token", &[padded.unwrap_or("<pad>"), "<pad>", "[PAD]"]);
         let mask = token("mask_token", &["<mask>", "[MASK]"]);
-        let on_the_left = |key: &str| config.get(key).and_then(Value::as_str) == Some("left");
-        let (pads_left, truncates_left) =
-            (on_the_left("padding_side"), on_the_left("truncation_side"));
-        let named_class = config.get("tokenizer_class").and_then(Value::as_str);
-        let segments = match config.get("model_input_names").and_then(Value::as_array) {
+        let side = |key: &str| settings.value(key).and_then(Value::as_str);
+        let direction = padding.as_ref().map(|it| it["direction"] == "Left");
+        let pads_left = match side("padding_side") {
+            Some(side) => side == "left",
+            None => direction.unwrap_or(class.pads_left()),
+        };
+        let segments = match settings
+            .value("model_input_names")
+            .and_then(Value::as_array)
+        {
             Some(names) => names.iter().any(|name| name == "token_type_ids"),
-            None if named_class.is_some_and(|class| GENERAL_CLASSES.contains(&class)) => false,
+            None if is_named => class.has_segments(),
             None => tells_segments(&inner),
         };
-        let limit = config
-            .get("model_max_length")
+        let limit = ["model_max_length", "max_len"]
+            .iter()
+            .find_map(|key| settings.value(key))
             .and_then(Value::as_f64)
             .filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
-        if !files.iter().any(|(name, _)| name == CONFIG) {
-            // Without it, AutoTokenizer guesses a class from the model's config, whose own rules
-            // may differ from the file's.
-            let mut config = Map::new();
-            config.insert("tokenizer_class".into(), class.into());
-            if segments && GENERAL_CLASSES.contains(&class) {
-                let names = ["input_ids", "token_type_ids", "attention_mask"];
-                config.insert("model_input_names".into(), names.to_vec().into());
-            }
-            for (key, id) in [
-                ("bos_token", bos),
-                ("eos_token", eos),
-                ("pad_token", pad),
-                ("mask_token", mask),
-            ] {
-                if let Some(token) = id.and_then(|id| inner.id_to_token(id)) {
-                    config.insert(key.into(), token.into());
-                }
-            }
-            files.push((CONFIG.to_string(), hf::to_json_text(&config, 2)));
-        }
-        if !files.iter().any(|(name, _)| name == DEFINITION) {
-            // As transformers saves it, beside the older form.
-            files.push((DEFINITION.to_string(), definition.clone()));
-        }
+        let truncates_left = side("truncation_side") == Some("left");
+        let named = [
+            ("bos_token", bos),
+            ("eos_token", eos),
+            ("pad_token", pad),
+            ("mask_token", mask),
+        ];
+        let named = named.map(|(key, id)| (key, id.and_then(|id| inner.id_to_token(id))));
+        name_class(&mut files, class, named, segments);
+        files.extend(made.map(|definition| (DEFINITION.to_string(), definition)));
         files.sort();
-        let fingerprint = hash::sha256(&definition);
-        let model_max_length = limit.map(|limit| limit as usize);
         Ok(Tokenizer {
             inner: Arc::new(inner),
             files: Arc::new(files),
@@ -308,7 +229,7 @@ impl Tokenizer {
             pads_left,
             truncates_left,
             segments,
-            model_max_length,
+            model_max_length: limit.map(|limit| limit as usize),
         })
     }
 
@@ -383,14 +304,19 @@ impl Tokenizer {
             });
         };
         let mut files = self.files.to_vec();
-        let (_, bytes) = files
-            .iter_mut()
-            .find(|(name, _)| name == CONFIG)
-            .expect("build() adds a config where there is none");
-        let mut config: Map<String, Value> =
-            serde_json::from_slice(bytes).expect("build() has parsed it");
-        config.insert("pad_token".into(), token.into());
-        *bytes = hf::to_json_text(&config, 2);
+        // special_tokens_map.json wins where both name one.
+        for (name, bytes) in &mut files {
+            let is_map = name == SPECIAL_TOKENS;
+            if !is_map && name != CONFIG {
+                continue;
+            }
+            let mut named: Map<String, Value> =
+                json::from_slice(bytes).expect("build() has parsed it");
+            if !is_map || named.contains_key("pad_token") {
+                named.insert("pad_token".into(), token.into());
+                *bytes = hf::to_json_text(&named, 2);
+            }
+        }
         Ok(Tokenizer {
             pad: Some(id),
             files: Arc::new(files),
@@ -497,14 +423,17 @@ impl Tokenizer {
         let bytes = self
             .file(CONFIG)
             .expect("build() adds a config where there is none");
-        serde_json::from_slice(bytes).expect("build() has parsed it")
+        json::from_slice(bytes).expect("build() has parsed it")
     }
 
     /// Writes [`Tokenizer::files`] into a directory.
     pub fn save(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         for (name, bytes) in self.files() {
-            atomic::write_bytes(&dir.join(name), bytes)?;
+            let path = dir.join(name);
+            let above = path.parent().unwrap_or(dir);
+            fs::create_dir_all(above).map_err(Error::io("create", above))?;
+            atomic::write_bytes(&path, bytes)?;
         }
         Ok(())
     }
@@ -546,306 +475,62 @@ fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
 /// have too few repeated pairs.
 pub fn train_byte_bpe(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Tokenizer> {
     let definition = hf::to_json_text(&bpe::train(texts, vocab_size)?, 2);
-    let files = vec![(DEFINITION.to_string(), definition.clone())];
-    Tokenizer::build(
-        Path::new("(trained here)"),
-        definition,
-        files,
-        FROM_DEFINITION,
-    )
+    Tokenizer::of_definition(Path::new("(trained here)"), definition)
 }
 
-fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut files = Vec::new();
-    for name in TOKENIZER_FILES {
-        let path: PathBuf = dir.join(name);
-        match files::read(&path) {
-            Ok(bytes) => files.push((name.to_string(), bytes)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::io("read", &path)(error)),
+/// The largest id that it puts around a text, and around and between two.
+fn largest_around(inner: &tokenizers::Tokenizer) -> std::result::Result<Option<u32>, String> {
+    let mut largest = None;
+    for pair in [false, true] {
+        let around = encoding("", |_| {
+            let empty = || tokenizers::Encoding::default();
+            inner.post_process(empty(), pair.then(empty), true)
+        });
+        let around = around.map_err(|error| format!("its post_processor: {error}"))?;
+        largest = largest.max(around.get_ids().iter().copied().max());
+    }
+    Ok(largest)
+}
+
+/// Saved files name the class that read them: beside another model's config.json transformers would
+/// choose that model's.
+fn name_class(
+    files: &mut Vec<(String, Vec<u8>)>,
+    class: Class,
+    named: [(&str, Option<String>); 4],
+    segments: bool,
+) {
+    let found = files.iter_mut().find(|(name, _)| name == CONFIG);
+    let mut config: Map<String, Value> = found
+        .as_ref()
+        .and_then(|(_, bytes)| json::from_slice(bytes).ok())
+        .unwrap_or_default();
+    if config.get("tokenizer_class").is_some_and(Value::is_string) {
+        return;
+    }
+    let has_names = found.is_some();
+    config.insert("tokenizer_class".into(), class.name().into());
+    // Another class has them by itself.
+    if !has_names && class == Class::Plain {
+        for (key, token) in named {
+            if let Some(token) = token {
+                config.insert(key.into(), token.into());
+            }
         }
     }
-    Ok(files)
+    if segments != class.has_segments() && !config.contains_key("model_input_names") {
+        let names = ["input_ids", "token_type_ids", "attention_mask"];
+        let names = names
+            .into_iter()
+            .filter(|name| segments || *name != "token_type_ids");
+        config.insert("model_input_names".into(), names.collect());
+    }
+    let bytes = hf::to_json_text(&config, 2);
+    match files.iter_mut().find(|(name, _)| name == CONFIG) {
+        Some((_, file)) => *file = bytes,
+        None => files.push((CONFIG.to_string(), bytes)),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn corpus() -> Vec<String> {
-        let words = [
-            "the",
-            "cat",
-            "sat",
-            "on",
-            "mat",
-            "and",
-            "déjà",
-            "vu",
-            "ab",
-            "abc",
-            "bc",
-            "1234",
-            "🙂",
-            "training",
-            "trainer",
-            "language",
-            "models",
-            "modelling",
-            "graphs",
-            "compile",
-            "compiler",
-            "tokens",
-            "tokenize",
-            "gradient",
-            "gradually",
-            "accumulate",
-        ];
-        (0..400)
-            .map(|i| {
-                (0..12)
-                    .map(|j| words[(i * 7 + j * j * 3 + i * j) % words.len()])
-                    .collect::<Vec<_>>()
-                    .join(" ")
-                    + "\n"
-            })
-            .collect()
-    }
-
-    #[test]
-    fn training_is_the_same_on_any_number_of_threads_and_round_trips() {
-        let texts = corpus();
-        let train = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
-            pool.install(|| train_byte_bpe(&texts, 300)).unwrap()
-        };
-        let one = train(1);
-        for threads in [2, 5] {
-            assert_eq!(train(threads).files(), one.files());
-        }
-        let mut backwards = texts.clone();
-        backwards.reverse();
-        assert_eq!(
-            train_byte_bpe(&backwards, 300).unwrap().files(),
-            one.files()
-        );
-        assert_eq!(
-            (one.vocab_size(), one.id_bound(), one.eos_id(), one.bos_id()),
-            (300, 300, Some(0), Some(0))
-        );
-        for text in texts.iter().map(String::as_str).chain([
-            "",
-            " \u{0} ünseen 漢字\r\n",
-            "x<|endoftext|>y",
-        ]) {
-            let ids = one.encode(text).unwrap();
-            assert_eq!(one.decode(&ids, false).unwrap(), text);
-        }
-        assert!(one.encode("a<|endoftext|>").unwrap().contains(&0));
-        assert!(one.encode(&texts[0]).unwrap().len() < texts[0].len() / 2);
-    }
-
-    #[test]
-    fn training_agrees_with_the_tokenizers_crate() {
-        use tokenizers::models::bpe::{BPE, BpeTrainer};
-        use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-        let texts = corpus();
-        let mut theirs = tokenizers::Tokenizer::new(BPE::default());
-        theirs.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
-        let trainer = BpeTrainer::builder()
-            .vocab_size(330)
-            .min_frequency(2)
-            .show_progress(false)
-            .special_tokens(vec![tokenizers::AddedToken::from(bpe::END_OF_TEXT, true)])
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect());
-        let mut trainer: tokenizers::models::TrainerWrapper = trainer.build().into();
-        theirs.train(&mut trainer, texts.iter()).unwrap();
-        let ours = train_byte_bpe(&texts, 330).unwrap();
-        let sorted = |tokenizer: &tokenizers::Tokenizer| {
-            let mut vocab: Vec<_> = tokenizer.get_vocab(true).into_iter().collect();
-            vocab.sort();
-            vocab
-        };
-        assert_eq!(sorted(&ours.inner), sorted(&theirs));
-    }
-
-    #[test]
-    fn too_small_a_vocabulary_is_refused_and_too_large_a_one_is_not_filled() {
-        assert!(
-            train_byte_bpe(&["abc"], 256)
-                .unwrap_err()
-                .to_string()
-                .contains("alone take 257")
-        );
-        assert_eq!(
-            train_byte_bpe(&["abab abab"], 5000).unwrap().vocab_size(),
-            257 + 2
-        );
-    }
-
-    #[test]
-    fn saved_files_are_the_loaded_ones_and_a_config_is_added() {
-        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let trained = train_byte_bpe(&corpus(), 280).unwrap();
-        let (_, definition) = trained
-            .files()
-            .iter()
-            .find(|(name, _)| name == DEFINITION)
-            .unwrap();
-        fs::write(from.path().join(DEFINITION), definition).unwrap();
-        fs::write(from.path().join("merges.txt"), "left as it is\r\n").unwrap();
-        let loaded = Tokenizer::load(from.path()).unwrap();
-        assert_eq!(loaded.fingerprint(), trained.fingerprint());
-        loaded.save(to.path()).unwrap();
-        for name in [DEFINITION, "merges.txt"] {
-            assert_eq!(
-                fs::read(from.path().join(name)).unwrap(),
-                fs::read(to.path().join(name)).unwrap()
-            );
-        }
-        let config = hf::read_object(&to.path().join(CONFIG)).unwrap();
-        assert_eq!(
-            (&config["tokenizer_class"], &config["eos_token"]),
-            (&"PreTrainedTokenizerFast".into(), &bpe::END_OF_TEXT.into())
-        );
-        // Loading what was saved gives the same again, from the directory or from the file.
-        for path in [to.path().to_path_buf(), to.path().join(DEFINITION)] {
-            assert_eq!(Tokenizer::load(&path).unwrap().files(), loaded.files());
-        }
-    }
-
-    #[test]
-    fn an_older_form_is_saved_with_a_tokenizer_json_of_the_same_ids() {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-        for (family, names) in [
-            ("albert", &["spiece.model"][..]),
-            ("bert-uncased", &["vocab.txt"]),
-            ("gpt2", &["vocab.json", "merges.txt"]),
-        ] {
-            let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            for name in names {
-                fs::copy(data.join(family).join(name), from.path().join(name)).unwrap();
-            }
-            let loaded = Tokenizer::load(from.path()).unwrap();
-            loaded.save(to.path()).unwrap();
-            for name in names {
-                fs::remove_file(to.path().join(name)).unwrap();
-            }
-            let saved = Tokenizer::load(to.path()).unwrap();
-            assert_eq!(saved.fingerprint(), loaded.fingerprint(), "{family}");
-            let text = "A caf\u{e9}, not two.";
-            assert_eq!(saved.encode(text).unwrap(), loaded.encode(text).unwrap());
-            assert_eq!(saved.pad_id(), loaded.pad_id());
-        }
-    }
-
-    #[test]
-    fn the_config_decides_special_tokens_and_length() {
-        let dir = tempfile::tempdir().unwrap();
-        train_byte_bpe(&corpus(), 280)
-            .unwrap()
-            .save(dir.path())
-            .unwrap();
-        let load = |config: &str| {
-            fs::write(dir.path().join(CONFIG), config).unwrap();
-            Tokenizer::load(dir.path())
-        };
-        let tokenizer =
-            load(r#"{"model_max_length": 1024, "eos_token": {"content": "A"}, "bos_token": null, "pad_token": "B"}"#).unwrap();
-        assert_eq!(tokenizer.model_max_length(), Some(1024));
-        assert_eq!(
-            (
-                tokenizer.eos_id().is_some_and(|id| id != 0),
-                tokenizer.bos_id(),
-                tokenizer.pad_id().is_some()
-            ),
-            (true, None, true)
-        );
-        for unlimited in [
-            "{}",
-            r#"{"model_max_length": 1000000000000000019884624838656}"#,
-            r#"{"model_max_length": null}"#,
-        ] {
-            assert_eq!(load(unlimited).unwrap().model_max_length(), None);
-        }
-        assert!(
-            load("{")
-                .unwrap_err()
-                .to_string()
-                .contains("tokenizer_config.json")
-        );
-    }
-
-    /// As transformers 5 gives token_type_ids: by the class, unless the file names the inputs.
-    #[test]
-    fn segments_are_those_of_the_tokenizers_class() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let definition = root.join("tests/data/bert-uncased/tokenizer.json");
-        let dir = tempfile::tempdir().unwrap();
-        fs::copy(definition, dir.path().join(DEFINITION)).unwrap();
-        let load = |config: &str| {
-            fs::write(dir.path().join(CONFIG), config).unwrap();
-            Tokenizer::load(dir.path()).unwrap()
-        };
-        for (config, segments) in [
-            (r#"{"tokenizer_class": "BertTokenizer"}"#, true),
-            (r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#, false),
-            (r#"{"tokenizer_class": "TokenizersBackend"}"#, false),
-            (
-                r#"{"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}"#,
-                true,
-            ),
-            (
-                r#"{"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids"]}"#,
-                false,
-            ),
-        ] {
-            assert_eq!(load(config).has_segments(), segments, "{config}");
-        }
-        // What is saved of a definition alone says of itself what it was used as.
-        fs::remove_file(dir.path().join(CONFIG)).unwrap();
-        let alone = Tokenizer::load(dir.path()).unwrap();
-        let saved = tempfile::tempdir().unwrap();
-        alone.save(saved.path()).unwrap();
-        let again = Tokenizer::load(saved.path()).unwrap();
-        assert_eq!((alone.has_segments(), again.has_segments()), (true, true));
-    }
-
-    #[test]
-    fn what_cannot_be_loaded_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = |what: &str| {
-            (
-                what.to_string(),
-                Tokenizer::load(dir.path()).unwrap_err().to_string(),
-            )
-        };
-        assert!(error("empty").1.contains("expected tokenizer.json"));
-        fs::write(dir.path().join("spiece.model"), "x").unwrap();
-        assert!(error("sentencepiece").1.contains("no sentencepiece model"));
-        fs::write(dir.path().join(DEFINITION), "{\"model\": 3}").unwrap();
-        assert!(
-            error("garbage")
-                .1
-                .contains("tokenizer.json is not a tokenizer")
-        );
-        assert!(
-            Tokenizer::load(&dir.path().join("none"))
-                .unwrap_err()
-                .to_string()
-                .contains("none")
-        );
-        let tokenizer = train_byte_bpe(&corpus(), 280).unwrap();
-        tokenizer.check_vocab(280).unwrap();
-        assert!(
-            tokenizer
-                .check_vocab(279)
-                .unwrap_err()
-                .to_string()
-                .contains("280 tokens but the model's vocabulary has 279")
-        );
-    }
-}
+mod tests;

@@ -4,8 +4,10 @@
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, Once};
+
+use crate::report::progress::say;
 
 unsafe extern "C" {
     /// The C library's array of `NAME=value`, ended by a null pointer.
@@ -54,6 +56,50 @@ pub fn set_environment(name: &str, value: Option<&str>) {
     unsafe { AtomicPtr::from_ptr(&raw mut environ) }.store(entries, Ordering::Release);
 }
 
+const FLAGS: &str = "XLA_FLAGS";
+
+/// The flags of `XLA_FLAGS` that every version of XLA has, and the others. A word that is no flag
+/// would be the name of a file with flags.
+pub fn split_xla_flags(flags: &str) -> (Vec<&str>, Vec<&str>) {
+    const KNOWN: [&str; 2] = ["--xla_dump_", "--xla_disable_hlo_passes="];
+    flags
+        .split_whitespace()
+        .partition(|flag| KNOWN.iter().any(|known| flag.starts_with(known)))
+}
+
+/// `XLA_FLAGS` as libraries of this process read it.
+pub fn xla_flags() -> String {
+    let flags = std::env::var(FLAGS).unwrap_or_default();
+    split_xla_flags(&flags).0.join(" ")
+}
+
+/// Takes out of `XLA_FLAGS` what other programs left there, before a library with an XLA is opened: it
+/// ends the process at a flag that its version does not have.
+pub fn leave_out_foreign_flags() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let is_on = |value: String| ["1", "true", "True"].contains(&value.as_str());
+        for name in ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"] {
+            if std::env::var(name).is_ok_and(is_on) {
+                say(&format!(
+                    "note: {name} is PyTorch/XLA's and changes nothing here; --bf16 computes in bfloat16"
+                ));
+            }
+        }
+        let flags = std::env::var(FLAGS).unwrap_or_default();
+        let (kept, gone) = split_xla_flags(&flags);
+        if gone.is_empty() {
+            return;
+        }
+        say(&format!(
+            "note: {FLAGS}: `{}` was left out: XLA ends the process at flags that its version does not have",
+            gone.join(" ")
+        ));
+        let kept = kept.join(" ");
+        set_environment(FLAGS, Some(&kept).filter(|kept| !kept.is_empty()).map(String::as_str));
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +134,18 @@ mod tests {
             assert_eq!(seen(), all(value));
         }
         assert!(from_c(c"PATH").is_some());
+    }
+
+    #[test]
+    fn flags_of_other_programs_are_told_from_those_of_every_xla() {
+        let flags = "--xla_dump_to=/tmp/x hello --xla_tpu_x=1\t--xla_disable_hlo_passes=a,b";
+        let (kept, gone) = split_xla_flags(flags);
+        assert_eq!(
+            kept,
+            ["--xla_dump_to=/tmp/x", "--xla_disable_hlo_passes=a,b"]
+        );
+        assert_eq!(gone, ["hello", "--xla_tpu_x=1"]);
+        assert!(split_xla_flags("").1.is_empty());
     }
 
     /// Readers find each variable with one of its values, while others come and go.

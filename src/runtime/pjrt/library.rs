@@ -2,6 +2,7 @@
 //! lowered or a CPU client is wanted. `xtrain` itself links no XLA, so commands that need no device
 //! answer in milliseconds.
 
+use super::environment::leave_out_foreign_flags;
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
 use crate::runtime::error::{Error, Result};
@@ -74,6 +75,7 @@ impl Library {
     }
 
     fn open_at(path: &Path) -> Result<Library> {
+        leave_out_foreign_flags();
         let library = open_library(path)?;
         let symbol = |symbol: &'static str| {
             move |e: libloading::Error| Error::SymbolMissing {

@@ -33,7 +33,7 @@ pub use buffer::{Buffer, PendingDownload};
 pub use client::Client;
 pub use compiled_module::{CompiledMemory, CompiledModule};
 pub use device::{Device, DeviceMemory};
-pub use environment::set_environment;
+pub use environment::{leave_out_foreign_flags, set_environment, split_xla_flags, xla_flags};
 pub use event::Event;
 pub use executable::{Executable, Execution, RunOptions};
 pub use kv::{KeyValueStore, StoreError};

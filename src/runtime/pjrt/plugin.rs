@@ -4,7 +4,7 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
-use super::environment::set_environment;
+use super::environment::{leave_out_foreign_flags, set_environment};
 use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
@@ -77,6 +77,7 @@ impl Plugin {
         if let Some(plugin) = opened.get(&path) {
             return Ok(plugin.clone());
         }
+        leave_out_foreign_flags();
         let library = open_library(&path)?;
         let plugin = Plugin {
             inner: Arc::new(PluginInner::new(&path, library)?),

@@ -72,6 +72,7 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     let (std, zero_row) = match parameter.init {
         Init::Zeros => return vec![0.0; count],
         Init::Ones => return vec![1.0; count],
+        Init::Sinusoids => return sinusoids(parameter.dims[1], count),
         Init::Normal { std } => (std as f32, None),
         Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
     };
@@ -97,6 +98,22 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
         values[row * width..(row + 1) * width].fill(0.0);
     }
     values
+}
+
+/// Rows of sines and cosines of their numbers, as DistilBERT's positions start.
+fn sinusoids(width: usize, count: usize) -> Vec<f32> {
+    let value = |i: usize| {
+        let (row, column) = (i / width, i % width);
+        let power = (2 * (column / 2)) as f64 / width as f64;
+        let angle = row as f64 / 10_000f64.powf(power);
+        let value = if column.is_multiple_of(2) {
+            angle.sin()
+        } else {
+            angle.cos()
+        };
+        value as f32
+    };
+    (0..count).map(value).collect()
 }
 
 /// What may be missing of a checkpoint's weights.
@@ -146,18 +163,36 @@ pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
         unexpected: Vec::new(),
         misshaped: Vec::new(),
     };
+    let mut copies = Vec::new();
     for view in weights.iter() {
         match stored_name(model, view.name) {
             StoredName::Parameter(name) => {
                 fit.stored.insert(name, view.name.to_string());
             }
-            StoredName::NotNeeded => {}
-            StoredName::OtherHead => fit.unused.push(view.name.to_string()),
+            StoredName::NotNeeded => copies.push(view),
+            StoredName::OtherHead => {
+                fit.unused.push(view.name.to_string());
+                copies.push(view);
+            }
             StoredName::Unknown => mismatch.unexpected.push(view.name.to_string()),
         }
     }
     for parameter in model.parameters() {
         let wanted = parameter_shape(&parameter, DType::F32);
+        // A head may be stored alone in place of the embeddings that it is tied to.
+        if !fit.stored.contains_key(&parameter.name)
+            && model.head_kind().is_language_model()
+            && parameter.dims.first() == Some(&model.vocab_size())
+        {
+            let mut alike = copies
+                .iter()
+                .filter(|view| view.shape.dims == wanted.dims && view.shape.dtype.is_float());
+            if let (Some(only), None) = (alike.next(), alike.next()) {
+                fit.stored
+                    .insert(parameter.name.clone(), only.name.to_string());
+                fit.unused.retain(|name| name != only.name);
+            }
+        }
         match fit
             .stored
             .get(&parameter.name)
@@ -421,4 +456,77 @@ fn together<'a>(session: &Session, names: &'a [String]) -> Vec<Vec<&'a str>> {
         }
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{TensorRef, write_safetensors};
+
+    /// As `lm_head.weight` alone in a file, which transformers ties to the embeddings.
+    #[test]
+    fn a_head_stored_alone_serves_the_embeddings_that_it_is_tied_to() {
+        let mut config = xtrain_models::default_config("gpt2").unwrap();
+        for (key, value) in [
+            ("vocab_size", 50),
+            ("n_embd", 8),
+            ("n_layer", 1),
+            ("n_head", 2),
+            ("n_positions", 8),
+        ] {
+            config.set(key, value);
+        }
+        let model = xtrain_models::build(config, HeadKind::CausalLm).unwrap();
+        let parameters = model.parameters();
+        let bytes: Vec<Vec<u8>> = parameters
+            .iter()
+            .map(|parameter| vec![0; parameter.dims.iter().product::<usize>() * 4])
+            .collect();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let stored = |embeddings: &str| {
+            let tensors: Vec<TensorRef<'_>> = parameters
+                .iter()
+                .zip(&bytes)
+                .map(|(parameter, bytes)| {
+                    let name = match parameter.name.ends_with("wte.weight") {
+                        true => embeddings.to_string(),
+                        false => parameter.name.clone(),
+                    };
+                    TensorRef::new(name, parameter_shape(parameter, DType::F32), bytes)
+                })
+                .collect();
+            let mut file = std::fs::File::create(&path).unwrap();
+            write_safetensors(&mut file, &tensors).unwrap();
+            let weights = Weights::open(&path).unwrap();
+            fit(&*model, &weights, Head::Saved).map(|fit| fit.stored)
+        };
+        let of_tokens = |parameter: &&ParameterSpec| parameter.name.ends_with("wte.weight");
+        let embeddings = parameters.iter().find(of_tokens).unwrap().name.clone();
+        assert_eq!(stored(&embeddings).unwrap()[&embeddings], embeddings);
+        assert_eq!(
+            stored("lm_head.weight").unwrap()[&embeddings],
+            "lm_head.weight"
+        );
+        assert!(stored("nothing.weight").is_err());
+    }
+
+    #[test]
+    fn sinusoids_are_those_of_transformers() {
+        let values = sinusoids(4, 8);
+        let wanted = [
+            0.0,
+            1.0,
+            0.0,
+            1.0,
+            1f64.sin(),
+            1f64.cos(),
+            0.01f64.sin(),
+            0.01f64.cos(),
+        ];
+        assert!(
+            values.iter().zip(wanted).all(|(a, b)| *a == b as f32),
+            "{values:?}"
+        );
+    }
 }

@@ -5,6 +5,7 @@
 use super::compiler::{Compiler, NeuronSettings, VARIABLE};
 use super::host::Host;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::split_xla_flags;
 use std::path::Path;
 use xtrain_graphs::NeuronChip;
 
@@ -168,9 +169,7 @@ impl Environment {
             ));
         }
         if let Some(flags) = value("XLA_FLAGS") {
-            let (kept, gone): (Vec<&str>, Vec<&str>) = flags
-                .split_whitespace()
-                .partition(|flag| flag.starts_with("--xla_dump_"));
+            let (kept, gone) = split_xla_flags(&flags);
             if !gone.is_empty() {
                 self.notes.push(format!(
                     "XLA_FLAGS: `{}` was left out: the plugin ends the process at flags it does not know",
