@@ -74,10 +74,10 @@ fn files_of(
 ) -> std::result::Result<Named, String> {
     let mut count = |files: &[String]| {
         *compared += files.len();
-        match *compared <= MOST_COMPARED {
-            true => Ok(()),
-            false => Err("it has too many patterns for the number of files".to_string()),
+        if *compared > MOST_COMPARED {
+            return Err("it has too many patterns for the number of files".to_string());
         }
+        Ok(())
     };
     let folder = entry["data_dir"].as_str().unwrap_or_default();
     let folder = folder.trim_start_matches("./").trim_end_matches('/');
@@ -104,7 +104,7 @@ fn files_of(
             let mut named = Named::new();
             for (_, splits) in by_paths(&below) {
                 for (name, files) in splits {
-                    named.entry(name).or_insert_with(Vec::new).extend(files);
+                    named.entry(name).or_default().extend(files);
                 }
             }
             return Ok(named);

@@ -41,9 +41,10 @@ impl Hub {
     ) -> Result<DatasetFiles> {
         let own = self.snapshot(Kind::Dataset, name, revision);
         if let Ok(snapshot) = &own {
-            let told = match snapshot.has(CARD) {
-                true => card::configurations(&snapshot.fetch(CARD)?, snapshot.files())?,
-                false => None,
+            let told = if snapshot.has(CARD) {
+                card::configurations(&snapshot.fetch(CARD)?, snapshot.files())?
+            } else {
+                None
             };
             let found = told.unwrap_or_else(|| configurations(snapshot.files()));
             if let Some(named) = choose(name, &found, config)? {

@@ -375,7 +375,7 @@ fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
         "{\"question1\": \"a\", \"question2\": \"\", \"label\": \"x\"}\n",
     )
     .unwrap();
-    let settings = settings(dir.path(), &[path.clone()]);
+    let settings = settings(dir.path(), std::slice::from_ref(&path));
     let read = |path: &Path, surrounds: bool| {
         let labels = LabelUse {
             labels: RunLabels {

@@ -137,7 +137,9 @@ fn columns(line: &str, has_tabs: bool) -> (Option<&str>, Option<&str>) {
         }
         let mut columns = line.split('\t');
         let word = columns.next();
-        let label = columns.last().map(|label| label.trim_matches(is_blank));
+        let label = columns
+            .next_back()
+            .map(|label| label.trim_matches(is_blank));
         return (word, label.filter(|label| !label.is_empty()));
     }
     let mut columns = line.split_ascii_whitespace();

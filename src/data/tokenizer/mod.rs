@@ -88,9 +88,10 @@ impl Tokenizer {
     /// say; those that are saved say it, too. `None`: as the files say.
     pub fn load_with(path: &Path, lower_case: Option<bool>) -> Result<Tokenizer> {
         let is_dir = path.is_dir();
-        let dir = match is_dir {
-            true => path,
-            false => path.parent().unwrap_or(Path::new("")),
+        let dir = if is_dir {
+            path
+        } else {
+            path.parent().unwrap_or(Path::new(""))
         };
         let files = if is_dir || path.file_name().is_some_and(|name| name == DEFINITION) {
             if !is_dir {

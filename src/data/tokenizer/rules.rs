@@ -169,9 +169,10 @@ fn replace(pattern: &str, content: &str) -> Value {
 }
 
 fn words(settings: &Settings) -> Result<(Value, Value), String> {
-    let scheme = match settings.switch("add_prefix_space", true)? {
-        true => "always",
-        false => "never",
+    let scheme = if settings.switch("add_prefix_space", true)? {
+        "always"
+    } else {
+        "never"
     };
     let metaspace =
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});

@@ -489,9 +489,10 @@ mod tests {
                 .iter()
                 .zip(&bytes)
                 .map(|(parameter, bytes)| {
-                    let name = match parameter.name.ends_with("wte.weight") {
-                        true => embeddings.to_string(),
-                        false => parameter.name.clone(),
+                    let name = if parameter.name.ends_with("wte.weight") {
+                        embeddings.to_string()
+                    } else {
+                        parameter.name.clone()
                     };
                     TensorRef::new(name, parameter_shape(parameter, DType::F32), bytes)
                 })
