@@ -1,4 +1,4 @@
-//! A file that the user names for a command's result: looked at before the work, and told of after it.
+//! A file that the user names for a command's result: checked before the work, and named after it.
 
 use super::Error;
 use crate::checkpoint::named::{check_named, is_standard_output};

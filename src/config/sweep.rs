@@ -171,7 +171,11 @@ fn directory_of(combination: &str) -> String {
         return name;
     }
     let digest = sha256(combination.as_bytes());
-    name.truncate(name.floor_char_boundary(LONGEST_NAME - 1 - DIGITS));
+    let longest = LONGEST_NAME - 1 - DIGITS;
+    let end = (0..=longest.min(name.len()))
+        .rev()
+        .find(|end| name.is_char_boundary(*end));
+    name.truncate(end.unwrap_or(0));
     format!("{name}-{}", &digest[..DIGITS])
 }
 

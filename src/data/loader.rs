@@ -29,7 +29,7 @@ pub enum LoaderError<E> {
     #[error("batch {} of epoch {}: {source}", position.batch, position.epoch)]
     Read {
         position: Position,
-        source: super::Error,
+        source: Box<super::Error>,
     },
 
     #[error("a data worker panicked at batch {} of epoch {}: {message}", position.batch, position.epoch)]
@@ -112,7 +112,10 @@ impl<T, E> Source<T, E> {
                 .spec
                 .set
                 .batch(rows, self.spec.plan.batch_size, position);
-            let batch = batch.map_err(|source| LoaderError::Read { position, source })?;
+            let batch = batch.map_err(|source| LoaderError::Read {
+                position,
+                source: Box::new(source),
+            })?;
             (self.prepare)(batch).map_err(|source| LoaderError::Prepare { position, source })
         };
         match panics::guarded(work) {

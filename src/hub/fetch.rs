@@ -74,9 +74,10 @@ impl Hub {
     pub fn new(settings: HubSettings) -> Result<Hub> {
         let cache_dir = std::path::absolute(&settings.cache_dir)
             .map_err(Error::io("find", &settings.cache_dir))?;
-        let client = match settings.offline {
-            true => None,
-            false => Some(Client::new(&settings)?),
+        let client = if settings.offline {
+            None
+        } else {
+            Some(Client::new(&settings)?)
         };
         Ok(Hub {
             cache: Cache::new(cache_dir),

@@ -83,7 +83,7 @@ fn refusal(hub: &TestHub, dir: &Path, victim: &Path) -> String {
     let result = Hub::new(settings(hub, dir))
         .unwrap()
         .model("org/tiny", None);
-    let error = result.err().expect("an error is expected").to_string();
+    let error = result.map(drop).unwrap_err().to_string();
     assert!(error.lines().count() == 1 && error.len() < 700, "{error}");
     assert!(!error.contains(TOKEN), "{error}");
     assert_eq!(outside(dir), before, "{error}");
@@ -436,9 +436,10 @@ fn upload_addresses_that_are_none_fail_once() {
         for is_part in [false, true] {
             let (hub, dir, _) = start();
             let parts = serde_json::json!({"chunk_size": "5000", "1": address});
-            let upload = match is_part {
-                false => serde_json::json!({"href": address}),
-                true => serde_json::json!({"href": format!("{}/lfs/x", hub.url), "header": parts}),
+            let upload = if is_part {
+                serde_json::json!({"href": format!("{}/lfs/x", hub.url), "header": parts})
+            } else {
+                serde_json::json!({"href": address})
             };
             hub.reply("objects/batch", 9, batch(&upload, &hub.url));
             let began = Instant::now();

@@ -436,10 +436,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     let git = hex(&Sha1::digest(
         [format!("blob {}\0", bytes.len()).as_bytes(), &bytes].concat(),
     ));
-    let mut headers = match at_large {
+    let mut headers = if at_large {
         // A store knows nothing of commits, and has tags of its own.
-        true => vec![("ETag", "\"of-the-store\"".to_string())],
-        false => vec![("X-Repo-Commit", commit), ("ETag", format!("\"{git}\""))],
+        vec![("ETag", "\"of-the-store\"".to_string())]
+    } else {
+        vec![("X-Repo-Commit", commit), ("ETag", format!("\"{git}\""))]
     };
     if large && !at_large {
         headers.push(("X-Linked-Size", bytes.len().to_string()));

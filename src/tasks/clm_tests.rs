@@ -71,9 +71,7 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
         .collect();
     assert_eq!(text, "a\n".repeat(150)); // lines 1150 to 1299 of the second group
     assert_eq!(
-        tokenizer
-            .decode(&data.row(8).unwrap().ids.to_vec(), false)
-            .unwrap(),
+        tokenizer.decode(&data.row(8).unwrap().ids, false).unwrap(),
         "b\n".repeat(150)
     );
     // The number of threads is not part of the result.
@@ -104,9 +102,7 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     let data = packed(&settings, Split::Train, &tokenizer, 4).unwrap();
     assert_eq!(data.len(), 28);
     assert_eq!(
-        tokenizer
-            .decode(&data.row(0).unwrap().ids.to_vec(), false)
-            .unwrap(),
+        tokenizer.decode(&data.row(0).unwrap().ids, false).unwrap(),
         "002\n"
     );
     settings.source.max_train_samples = Some(5);

@@ -328,9 +328,9 @@ impl ExampleFile {
             if answers_from == turns.len() {
                 return Err(bad("the completion has no messages".to_string()));
             }
-            vec![conversation.start(answers_from)?..whole.len()]
+            Vec::from([conversation.start(answers_from)?..whole.len()])
         } else {
-            vec![0..whole.len()]
+            Vec::from([0..whole.len()])
         };
         let mut pieces = Pieces::default();
         let mut at = 0;

@@ -151,9 +151,10 @@ impl RunLog {
             return;
         }
         let dir = self.path.parent().unwrap_or(Path::new("")).to_path_buf();
-        let (what, gone) = match dir.exists() {
-            true => (&self.path, ""),
-            false => (&dir, ", and its checkpoints are gone"),
+        let (what, gone) = if dir.exists() {
+            (&self.path, "")
+        } else {
+            (&dir, ", and its checkpoints are gone")
         };
         let again = std::fs::create_dir_all(&dir).and_then(|()| {
             let mut file = LogFile::append_in(&dir)?;
