@@ -328,9 +328,11 @@ impl ExampleFile {
             if answers_from == turns.len() {
                 return Err(bad("the completion has no messages".to_string()));
             }
-            Vec::from([conversation.start(answers_from)?..whole.len()])
+            let completion = conversation.start(answers_from)?..whole.len();
+            vec![completion]
         } else {
-            Vec::from([0..whole.len()])
+            let everything = 0..whole.len();
+            vec![everything]
         };
         let mut pieces = Pieces::default();
         let mut at = 0;
