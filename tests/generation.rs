@@ -373,7 +373,8 @@ fn what_is_too_much_is_refused_by_its_number() {
     sparse.set_len(100 << 30).unwrap();
     let zeros = || Stdio::from(fs::File::open("/dev/zero").unwrap());
     let nothing = Stdio::null;
-    let cases: [(&[&str], fn() -> Stdio, &[&str]); 7] = [
+    type Case<'c> = (&'c [&'c str], fn() -> Stdio, &'c [&'c str]);
+    let cases: [Case; 7] = [
         (
             &["--prompt", "a", "--num_return_sequences", "10000000"],
             nothing,

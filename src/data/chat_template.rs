@@ -2,7 +2,7 @@
 //! tokenizer, as `chat_template.jinja` or in `tokenizer_config.json`; it is rendered as
 //! transformers' `apply_chat_template` renders it.
 //!
-//! A template is a program of somebody else. The [`engine`] counts its steps, and the program
+//! A template is a program of somebody else. The engine counts its steps, and the program
 //! renders in a process of its own ([`worker`]), whose memory, stack and time are bounded: operations
 //! within one step can cost any amount of them.
 
