@@ -277,7 +277,7 @@ fn every_part_of_the_environment_misses_by_name() {
     let run = Bench::run(&place);
     assert!(explained(&place, &run.stderr).contains("CPU features: +"));
     // What the compiler is told from outside counts too.
-    let flags = "--xla_cpu_enable_fast_math=false";
+    let flags = "--xla_disable_hlo_passes=none-of-them";
     let run = Bench::of(&place.bench().env("XLA_FLAGS", flags).run());
     assert!(explained(&place, &run.stderr).contains("XLA_FLAGS: `--"));
 }

@@ -215,8 +215,9 @@ fn refuse_patches(
     model: &Map<String, Value>,
 ) -> std::result::Result<(), String> {
     let text = |key: &str| model.get(key).and_then(Value::as_str).unwrap_or_default();
+    // Mistral's families and Ministral's.
     let is_patched = settings.switch("fix_mistral_regex", false)?
-        && text("model_type").contains("mistral")
+        && text("model_type").contains("istral")
         && !text("transformers_version").starts_with('5');
     if is_patched {
         return Err(
