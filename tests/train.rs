@@ -324,7 +324,7 @@ fn curves_in_16_bit_stay_near_f32() {
         }
         let lines = run
             .stderr
-            .matches("compiling train (new configuration); `xtrain cache explain ");
+            .matches(" (new configuration); `xtrain cache explain ");
         assert_eq!(
             lines.count(),
             usize::from(!extra.is_empty()),
