@@ -120,22 +120,26 @@ fn sighup_saves_unless_it_was_ignored() {
         // SAFETY: the process has not been waited for.
         unsafe { libc::kill(run.id(), libc::SIGHUP) };
     };
-    let mut run = Launched::of(&bench, &endless("alone"));
+    // Whoever runs the tests may ignore the signal, as nohup does.
+    let begin = |words: &str, disposition: libc::sighandler_t| {
+        let mut command = bench.command(words).process();
+        // SAFETY: between fork and exec only a system call is made.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(libc::SIGHUP, disposition);
+                Ok(())
+            })
+        };
+        start(command)
+    };
+    let mut run = begin(&endless("alone"), libc::SIG_DFL);
     run.wait_for(&["'loss'"]);
     hang_up(&run);
     let end = run.finish();
     assert_eq!(end.code, Some(129), "{}", end.stdout);
     assert_eq!(saved_checkpoints(&bench.path("alone")), 1, "{}", end.stdout);
 
-    let mut ignoring = bench.command(&endless("nohup")).process();
-    // SAFETY: between fork and exec only a system call is made.
-    unsafe {
-        ignoring.pre_exec(|| {
-            libc::signal(libc::SIGHUP, libc::SIG_IGN);
-            Ok(())
-        })
-    };
-    let mut run = start(ignoring);
+    let mut run = begin(&endless("nohup"), libc::SIG_IGN);
     run.wait_for(&["'loss'"]);
     hang_up(&run);
     for _ in 0..3 {
@@ -147,10 +151,8 @@ fn sighup_saves_unless_it_was_ignored() {
 
     if has_gloo() {
         let line = endless("launched").replace("--do_train", "--do_train --data_parallel 2");
-        let mut run = Launched::of(
-            &bench,
-            &format!("launch --nproc_per_node 2 --max_restarts 3 -- {line}"),
-        );
+        let line = format!("launch --nproc_per_node 2 --max_restarts 3 -- {line}");
+        let mut run = begin(&line, libc::SIG_DFL);
         run.wait_for(&["[rank 0] {'loss'"]);
         hang_up(&run);
         let end = run.finish();
