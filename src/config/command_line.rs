@@ -673,7 +673,7 @@ mod tests {
             ),
             (
                 "train dpo",
-                "preference optimization (DPO and its kin) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
+                "preference optimization (such as DPO) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
             ),
             (
                 "train foo.txt",
@@ -729,7 +729,7 @@ mod tests {
             ("train sft --loss_type dft", "leave `loss_type` out"),
             (
                 "train sft --use_peft",
-                "not built yet: LoRA and its kin; leave it out, and all parameters are trained",
+                "not built yet: LoRA and other adapters; leave it out, and all parameters are trained",
             ),
             ("train clm --max_length 3", "did you mean `--block_size`?"),
             (

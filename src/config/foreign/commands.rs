@@ -52,13 +52,13 @@ pub const TASKS: &[(Result<TaskName, &str>, &str)] = &[
     ),
     (
         Err(
-            "preference optimization (DPO and its kin) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
+            "preference optimization (such as DPO) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
         ),
         "dpo orpo kto cpo simpo ipo preference preferences",
     ),
     (
         Err(
-            "reinforcement learning (GRPO, PPO and their kin) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
+            "reinforcement learning (such as GRPO or PPO) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
         ),
         "grpo ppo rloo rl rlhf rlvr reinforce",
     ),
@@ -70,7 +70,7 @@ pub const TASKS: &[(Result<TaskName, &str>, &str)] = &[
     ),
     (
         Err(
-            "LoRA and its kin are not built yet: `xtrain train clm` and `xtrain train sft` train all parameters",
+            "LoRA and other adapters are not built yet: `xtrain train clm` and `xtrain train sft` train all parameters",
         ),
         "lora qlora dora peft adapter adapters",
     ),

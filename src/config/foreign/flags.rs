@@ -16,11 +16,11 @@ pub enum Here {
 use Here::{Flag, Text};
 
 const NO_LORA: &str =
-    "not built yet: LoRA and its kin; leave it out, and all parameters are trained";
+    "not built yet: LoRA and other adapters; leave it out, and all parameters are trained";
 const NO_QUANTIZATION: &str =
     "not built yet: quantized weights; --torch_dtype bfloat16 has weights of half the size";
-const NO_PREFERENCES: &str = "not built yet: preference optimization (DPO and its kin)";
-const NO_REWARDS: &str = "not built yet: reinforcement learning (GRPO, PPO and their kin)";
+const NO_PREFERENCES: &str = "not built yet: preference optimization (such as DPO)";
+const NO_REWARDS: &str = "not built yet: reinforcement learning (such as GRPO or PPO)";
 const NO_PACKING: &str = "not built yet: packing; `xtrain train clm` joins texts into full blocks, elsewhere --pad_to_bucket and --group_by_length save padding";
 const NO_TOKENS: &str = "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
 const OF_THE_TEMPLATE: &str = "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
