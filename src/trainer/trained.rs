@@ -11,15 +11,19 @@ use xtrain_models::{Model, ParameterSpec, freeze};
 pub struct NamePattern(Regex);
 
 impl NamePattern {
-    /// # Errors
-    /// Why the text is no regular expression, in one line.
-    pub fn new(text: &str) -> Result<Self, String> {
-        let compiled = Regex::new(text).map_err(|error| {
-            let text = error.to_string();
-            let last = text.lines().last().unwrap_or_default();
-            last.trim_start_matches("error: ").to_string()
-        })?;
-        Ok(NamePattern(compiled))
+    fn all_of(flag: &'static str, texts: &[String]) -> Result<Vec<NamePattern>, TrainedError> {
+        let compiled = |text: &String| {
+            Regex::new(text).map(NamePattern).map_err(|error| {
+                let message = error.to_string();
+                let last = message.lines().last().unwrap_or_default();
+                TrainedError::NoPattern {
+                    flag,
+                    text: text.clone(),
+                    reason: last.trim_start_matches("error: ").to_string(),
+                }
+            })
+        };
+        texts.iter().map(compiled).collect()
     }
 
     fn is_of(&self, parameter: &ParameterSpec) -> bool {
@@ -49,6 +53,12 @@ pub enum Trained {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum TrainedError {
+    #[error("--{flag}: `{text}` is no regular expression: {reason}")]
+    NoPattern {
+        flag: &'static str,
+        text: String,
+        reason: String,
+    },
     #[error("--{flag} {pattern}: no parameter of the model has such a name")]
     NoName {
         flag: &'static str,
@@ -66,6 +76,9 @@ impl TrainedError {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
+            TrainedError::NoPattern { .. } => {
+                r"a dot and a parenthesis are written `\.` and `\(`; there is no look-around".into()
+            }
             TrainedError::NoName { nearest, .. } => {
                 format!("the nearest names are {}", nearest.join(", "))
             }
@@ -91,6 +104,18 @@ impl Display for Trained {
 }
 
 impl Trained {
+    /// What the texts of `--freeze` choose, or else those of `--train_only`.
+    ///
+    /// # Errors
+    /// If one is no regular expression.
+    pub fn new(freeze: &[String], train_only: &[String]) -> Result<Trained, TrainedError> {
+        Ok(match (freeze, train_only) {
+            ([], []) => Trained::All,
+            ([], only) => Trained::Only(NamePattern::all_of("train_only", only)?),
+            (without, _) => Trained::Without(NamePattern::all_of("freeze", without)?),
+        })
+    }
+
     fn flag(&self) -> Option<&'static str> {
         match self {
             Trained::All => None,
@@ -201,9 +226,9 @@ mod tests {
         build(default_config("gpt2").unwrap(), HeadKind::CausalLm).unwrap()
     }
 
-    fn patterns(texts: &[&str]) -> Vec<NamePattern> {
-        let each = texts.iter().map(|text| NamePattern::new(text).unwrap());
-        each.collect()
+    fn without(texts: &[&str]) -> Trained {
+        let texts: Vec<String> = texts.iter().map(|text| text.to_string()).collect();
+        Trained::new(&texts, &[]).unwrap()
     }
 
     fn trained(choice: &Trained) -> Vec<String> {
@@ -216,14 +241,15 @@ mod tests {
 
     #[test]
     fn patterns_are_looked_for_anywhere_in_a_name() {
-        let only = Trained::Only(patterns(&[r"h\.1\..*c_fc", "^transformer.ln_f.bias$"]));
+        let only = [r"h\.1\..*c_fc", "^transformer.ln_f.bias$"].map(str::to_string);
+        let only = Trained::new(&[], &only).unwrap();
         let names = [
             "transformer.h.1.mlp.c_fc.weight",
             "transformer.h.1.mlp.c_fc.bias",
             "transformer.ln_f.bias",
         ];
         assert_eq!(trained(&only), names);
-        let without = Trained::Without(patterns(&["transformer.h"]));
+        let without = without(&["transformer.h"]);
         assert_eq!(
             trained(&without),
             [
@@ -239,7 +265,7 @@ mod tests {
     #[test]
     fn a_tied_weight_is_frozen_by_either_name() {
         for name in ["wte", "lm_head"] {
-            let names = trained(&Trained::Without(patterns(&[name])));
+            let names = trained(&without(&[name]));
             assert!(!names.contains(&"transformer.wte.weight".to_string()));
             assert_eq!(names.len(), 147);
         }
@@ -247,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_pattern_without_a_name_is_refused_with_the_nearest() {
-        let choice = Trained::Without(patterns(&["ln_f", r"h\.\d+\.attn\.c_atn"]));
+        let choice = without(&["ln_f", r"h\.\d+\.attn\.c_atn"]);
         let error = choice.choose(&*gpt2()).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -263,7 +289,7 @@ mod tests {
 
     #[test]
     fn nothing_to_train_is_refused() {
-        let error = Trained::Without(patterns(&["e", "lm_head", "."]));
+        let error = without(&["e", "lm_head", "."]);
         let error = error.choose(&*gpt2()).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -279,16 +305,21 @@ mod tests {
             frozen_digest(&*model)
         };
         assert_eq!(digest(&Trained::All), None);
-        let tied = ["wte", "lm_head"].map(|name| digest(&Trained::Without(patterns(&[name]))));
+        let tied = ["wte", "lm_head"].map(|name| digest(&without(&[name])));
         assert!(tied[0].is_some() && tied[0] == tied[1]);
-        assert_ne!(digest(&Trained::Without(patterns(&["wpe"]))), tied[0]);
+        assert_ne!(digest(&without(&["wpe"])), tied[0]);
     }
 
     #[test]
     fn what_is_no_expression_is_refused_in_a_line() {
         for text in ["h.(0", "(?!wte)", "*"] {
-            let reason = NamePattern::new(text).unwrap_err();
-            assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
+            let error = Trained::new(&["wte".into(), text.into()], &[]).unwrap_err();
+            let message = error.to_string();
+            assert!(message.starts_with("--freeze: `") && message.contains(text));
+            assert!(
+                !message.contains('\n') && !message.ends_with(": "),
+                "{message}"
+            );
         }
     }
 }
