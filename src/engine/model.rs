@@ -11,7 +11,7 @@ use crate::report::progress::say;
 use crate::report::units::{bytes, count};
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
-use crate::trainer::trained::Trained;
+use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use xtrain_graphs::DType;
@@ -192,11 +192,13 @@ impl LoadedModel {
     /// Chooses what is trained, once; without it everything is.
     ///
     /// # Errors
-    /// If the model lacks what is named, or nothing is left to train.
-    pub fn train(&mut self, trained: Trained) -> Result<(), Error> {
-        let chosen = trained.choose(&*self.model);
-        chosen.map_err(|error| Error::usage(error.to_string(), error.hint()))?;
-        self.trained = trained;
+    /// If it is no choice, the model lacks what is named, or nothing is left to train.
+    pub fn train(&mut self, trained: Result<Trained, TrainedError>) -> Result<(), Error> {
+        let chosen = trained.and_then(|trained| {
+            trained.choose(&*self.model)?;
+            Ok(trained)
+        });
+        self.trained = chosen.map_err(|error| Error::usage(error.to_string(), error.hint()))?;
         Ok(())
     }
 
