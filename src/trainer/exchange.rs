@@ -311,6 +311,15 @@ pub fn held<'p>(
     Cow::Owned(parameters.iter().flat_map(copies).collect())
 }
 
+/// Whether each stage holds some of `trained`, and so computes a part of the gradients' norm.
+pub fn every_stage_trains(placements: &Placements, trained: &[ParameterSpec]) -> bool {
+    let count = placements.stages().map_or(1, |stages| stages.count());
+    (0..count).all(|stage| {
+        let mut homes = trained.iter().map(|p| placements.home(&p.name));
+        homes.any(|home| home.unwrap_or(0) == stage)
+    })
+}
+
 /// The shard of each update that this replica computes: of a replicated parameter in ZeRO-1, of its
 /// shard of a parameter in ZeRO-3.
 pub struct ShardedUpdates {
