@@ -12,11 +12,11 @@ use std::time::Duration;
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let results = bench(&plan)?;
     if plan.json {
-        println!("{results}");
+        outln!("{results}");
     } else {
-        print!("{}", table(&results));
+        out!("{}", table(&results));
         if let Some(profile) = results.get("profile") {
-            print!("{}", profile::table(profile));
+            out!("{}", profile::table(profile));
         }
     }
     Ok(Outcome::Done)

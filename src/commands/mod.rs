@@ -51,7 +51,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let outcome = dispatch(command).and_then(|outcome| match output::lost() {
         Some(error) if goes_on => {
-            eprintln!("warning: standard output could not be written: {error}");
+            errln!("warning: standard output could not be written: {error}");
             Ok(outcome)
         }
         Some(error) => Err(Error::failed(format!(

@@ -12,8 +12,6 @@ use std::path::{Path, PathBuf};
 
 /// The page that a training run writes.
 pub const REPORT_FILE: &str = "report.html";
-/// Its losses as a picture, beside it.
-const PICTURE_FILE: &str = "loss.png";
 
 pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
     let is_written = plan.compare_losses.is_none();
@@ -31,7 +29,7 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
     }
     for run in &runs {
         for problem in &run.problems {
-            eprintln!("note: {}: {problem}", run.name);
+            errln!("note: {}: {problem}", run.name);
         }
     }
     let report = Report::new(runs, plan.baseline, plan.price_per_hour);
@@ -43,16 +41,12 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
                 let json = serde_json::to_string_pretty(&page::json(&report));
                 (json.map_err(failed("writing JSON"))? + "\n").into_bytes()
             }
-            ReportFormat::Png => page::png(&report).ok_or_else(|| {
-                Error::failed("these runs have logged no loss that could be drawn")
-                    .with_hint("leave png out")
-            })?,
         };
         match path(&plan, *format) {
             Some(path) => {
                 let written = write(&path, &text);
                 written.map_err(|error| error.with_hint("--output FILE writes it elsewhere"))?;
-                eprintln!("written: {}", path.display());
+                errln!("written: {}", path.display());
             }
             None => output::write(&text),
         }
@@ -66,15 +60,10 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
         ReportFormat::Html => "html",
         ReportFormat::Markdown => "md",
         ReportFormat::Json => "json",
-        ReportFormat::Png => "png",
     };
     let is_ending = |path: &Path| {
         let own = path.extension();
-        own.is_some_and(|own| {
-            ["html", "md", "json", "png"]
-                .iter()
-                .any(|known| own == *known)
-        })
+        own.is_some_and(|own| ["html", "md", "json"].iter().any(|known| own == *known))
     };
     match (&plan.output, &plan.formats[..]) {
         // As it was named. A point that no ending follows is part of a name (`lr=0.1`).
@@ -104,11 +93,8 @@ pub fn of_run(dir: &Path) -> Result<(), Error> {
     let report = Report::new(runs, 0, None);
     let path = dir.join(REPORT_FILE);
     write(&path, page::html(&report).as_bytes())?;
-    if let Some(picture) = page::png(&report) {
-        write(&dir.join(PICTURE_FILE), &picture)?;
-    }
-    eprint!("{}", page::summary(&report));
-    eprintln!("{:<12} {}", "report", path.display());
+    err!("{}", page::summary(&report));
+    errln!("{:<12} {}", "report", path.display());
     Ok(())
 }
 
@@ -127,9 +113,9 @@ fn compare_losses(
     let found = losses::compare(runs, axis, comparison.window)
         .map_err(|(problem, fix)| Error::failed(problem).with_hint(fix))?;
     if json {
-        println!("{}", found.json())
+        outln!("{}", found.json())
     } else {
-        print!("{}", found.text())
+        out!("{}", found.text())
     }
     let bounds = [
         ("largest", comparison.largest, found.largest),

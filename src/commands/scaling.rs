@@ -49,15 +49,15 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
         points,
     };
     if plan.json {
-        println!("{}", scaling.json())
+        outln!("{}", scaling.json())
     } else {
-        print!("{}", scaling.text())
+        out!("{}", scaling.text())
     }
     let drawn = plan.plot.as_ref().map(|path| (path, scaling.svg()));
     let page = plan.html.as_ref().map(|path| (path, scaling.html()));
     for (path, text) in drawn.into_iter().chain(page) {
         write_named_bytes(path, text.as_bytes()).map_err(failed("saving the measurements"))?;
-        eprintln!("written: {}", path.display());
+        errln!("written: {}", path.display());
     }
     Ok(Outcome::Done)
 }
@@ -71,7 +71,7 @@ fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
     if plan.trains {
         for (run, point) in plan.runs.iter().zip(&mut points) {
             let place = place(plan, run);
-            eprintln!("{place}: compiling, to see what is exchanged");
+            errln!("{place}: compiling, to see what is exchanged");
             point.exchanged = planned(run, &place, scratch.path(), &mut children)?;
         }
     }
@@ -80,7 +80,7 @@ fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
             let place = place(plan, run);
             let measured = measured(plan, run, &place, scratch.path(), &mut children)?;
             let rate = count(measured.tokens_per_second);
-            eprintln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
+            errln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
             point.tokens_per_second.push(measured.tokens_per_second);
             point.step_seconds.push(measured.step_seconds);
             point.train_seconds.extend(measured.train_seconds);

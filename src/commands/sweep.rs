@@ -108,12 +108,12 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     }
     let (all, mut ended) = (plan.runs.len(), finished.len());
     if ended > 0 {
-        eprintln!("{ended} of {all} runs are done");
+        errln!("{ended} of {all} runs are done");
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (jobs, note) = at_a_time(plan.jobs, left.len(), cores, memory::available());
     if let Some(note) = note {
-        eprintln!("note: {note}");
+        errln!("note: {note}");
     }
     let mut waiting = left.into_iter();
     let mut signals = Signals::new(ending_signals()).map_err(failed("taking signals over"))?;
@@ -155,10 +155,10 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
                 ended += 1;
                 let result = result(&plan.output_dir.join(name));
                 let took = duration(process.began.elapsed());
-                eprintln!("[{ended}/{all}] {name}: {result}, {took}");
+                errln!("[{ended}/{all}] {name}: {result}, {took}");
             } else if interrupted.is_none() {
                 let log = log_path(&plan.output_dir, name);
-                eprintln!(
+                errln!(
                     "{name}: failed ({status}); its output is in {}",
                     log.display()
                 );
@@ -170,7 +170,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     }
     report(&plan, &done)?;
     if let Some(signal) = interrupted {
-        eprintln!("stopped; the same command resumes here");
+        errln!("stopped; the same command resumes here");
         return Ok(Outcome::Interrupted { signal });
     }
     if failures.is_empty() {
@@ -258,11 +258,11 @@ fn report(plan: &SweepPlan, done: &Done) -> Result<(), Error> {
             page::speed(&report, place).unwrap_or_default(),
         ]);
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
     let path = plan.output_dir.join(REPORT_FILE);
     let text = page::html(&report);
     write_named_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
-    eprintln!("report in {}", path.display());
+    errln!("report in {}", path.display());
     Ok(())
 }
 

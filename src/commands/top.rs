@@ -50,10 +50,10 @@ pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
             [one] => serde_json::to_string(one),
             several => serde_json::to_string(several),
         };
-        println!("{}", json.map_err(failed("writing JSON"))?);
+        outln!("{}", json.map_err(failed("writing JSON"))?);
     } else {
         let texts: Vec<String> = snapshots.iter().map(text).collect();
-        print!("{}", texts.join("\n"));
+        out!("{}", texts.join("\n"));
     }
     Ok(Outcome::Done)
 }

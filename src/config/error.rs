@@ -264,3 +264,8 @@ impl Advice {
         }
     }
 }
+
+/// Refuses: the problem, and the change that makes the command legal.
+pub fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
+    Err(UsageError::illegal(problem, fix))
+}

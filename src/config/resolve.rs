@@ -2,8 +2,8 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
-    SaveDtype, SaveStrategy, Strategy, Target, TorchDtype,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
+    SaveStrategy, Strategy, Target, TorchDtype,
 };
 use super::command::sets::EVAL;
 use super::command::{CacheVerb, CommandName, TaskName};
@@ -164,13 +164,7 @@ fn report_plan(flags: &Flags) -> ReportPlan {
         runs: flags.reported(),
         baseline: flags.baseline_place().unwrap_or(0),
         price_per_hour: *flags.price_per_hour,
-        formats: {
-            let mut formats = flags.format.clone();
-            if *flags.png && !formats.contains(&ReportFormat::Png) {
-                formats.push(ReportFormat::Png);
-            }
-            formats
-        },
+        formats: flags.format.clone(),
         output: flags.report_file.clone(),
         compare_losses: compare,
         json: *flags.json,

@@ -5,7 +5,7 @@
 use super::choices::{Axis, Device};
 use super::command::CommandName;
 use super::command_line::Parsed;
-use super::error::UsageError;
+use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::kind::Degree;
 use super::mesh::{degrees, mesh};
@@ -317,10 +317,6 @@ pub fn parse(words: &[String]) -> Result<Flags, UsageError> {
             "write a command that runs",
         ),
     }
-}
-
-fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError::illegal(problem, fix))
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -1,7 +1,7 @@
 //! `xtrain sweep`: one training command at every combination of some flags' values.
 
 use super::command::CommandName;
-use super::error::UsageError;
+use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::forms::Grid;
 use super::lookup;
@@ -177,10 +177,6 @@ fn directory_of(combination: &str) -> String {
         .find(|end| name.is_char_boundary(*end));
     name.truncate(end.unwrap_or(0));
     format!("{name}-{}", &digest[..DIGITS])
-}
-
-fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError::illegal(problem, fix))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers
         };
         started.map_err(|error| {
             Error::failed(format!("--report_to {name}: {error}"))
-                .with_hint("mend that, or leave it out of --report_to")
+                .with_hint("fix it, or remove it from --report_to")
         })
     };
     let started = plan.names.iter().map(start).collect::<Result<_, _>>()?;

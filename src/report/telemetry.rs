@@ -347,7 +347,7 @@ fn warn(error: &io::Error) {
     if WARNED.swap(true, Ordering::Relaxed) {
         return;
     }
-    eprintln!(
+    errln!(
         "warning: {TELEMETRY_FILE} is not written, so `xtrain top` will not see this run: {error}"
     );
 }

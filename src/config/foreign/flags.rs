@@ -461,6 +461,13 @@ pub const FLAGS: &[(Commands, Here, &str)] = &[
     ),
     (ALL, Flag(&["prompt"]), "p text input_text"),
     (REPORT, Flag(&["output"]), "report_file"),
+    (
+        REPORT,
+        Text(
+            "there are no PNG images any more: report.html (--format html) draws the losses as SVG",
+        ),
+        "png",
+    ),
 ];
 
 /// Flags of launchers (torchrun, accelerate, deepspeed), with what does the same.

@@ -171,19 +171,7 @@ fn create_numbered(name: &Path) -> io::Result<File> {
 
 /// `Nov23_21-04-55`, as transformers names directories.
 fn local_time() -> String {
-    let seconds = now() as libc::time_t;
-    // SAFETY: all zeros are a `tm`.
-    let mut parts: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are to locals, of the types that the call has.
-    unsafe { libc::localtime_r(&seconds, &mut parts) };
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let month = MONTHS[parts.tm_mon.rem_euclid(12) as usize];
-    format!(
-        "{month}{:02}_{:02}-{:02}-{:02}",
-        parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec
-    )
+    chrono::Local::now().format("%b%d_%H-%M-%S").to_string()
 }
 
 #[cfg(test)]
