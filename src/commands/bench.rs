@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let results = bench(&plan)?;
-    if plan.json {
+    if *plan.train.flags.json {
         outln!("{results}");
     } else {
         out!("{}", table(&results));

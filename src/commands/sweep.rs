@@ -1,6 +1,6 @@
 //! `xtrain sweep`: every run of a grid as a process of its own, in turn or several at a time, and
-//! all of them in one report. A sweep that is started again leaves out what is done and resumes
-//! what was interrupted. The runs share the cache of compiled graphs, where two processes that need
+//! all of them in one report. A sweep that is started again skips finished runs and resumes
+//! interrupted ones. The runs share the cache of compiled graphs, where two processes that need
 //! the same graph compile it once.
 
 use super::report::REPORT_FILE;
@@ -27,7 +27,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is done, in the sweep's directory.
+/// The list of finished runs, in the sweep's directory.
 const SWEEP_FILE: &str = "sweep.json";
 /// Between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -46,7 +46,7 @@ struct Running<'a> {
 }
 
 impl Done {
-    /// What an earlier sweep has noted; nothing where there was none.
+    /// The runs that an earlier sweep has finished; none if there was no sweep.
     fn read(path: &Path) -> Result<Done, Error> {
         let reading = |error: io::Error| {
             Error::because(format!("reading {}", path.display()), error).with_hint(
@@ -122,7 +122,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     loop {
         while interrupted.is_none() && running.len() < jobs {
             let Some(run) = waiting.next() else { break };
-            // What an earlier sweep made of the name by other words is done with.
+            // An earlier sweep's run of this name with other flags no longer counts.
             let is_other = done.0.remove(&run.name).is_some();
             running.push(start(&plan.output_dir, run, is_other)?);
         }

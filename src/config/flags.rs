@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
 
-/// What a flag is besides its typed field, for everything that lists flags.
+/// A flag without its typed field, for everything that lists flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// In snake_case; the kebab-case spelling is always accepted too.
@@ -48,7 +48,7 @@ pub struct Flag {
     pub processes_agree: bool,
 }
 
-/// What xtrain makes of a setting.
+/// How xtrain treats a setting.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {
     /// It is read into its field.

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 /// More runs than anybody meant.
 const MOST_RUNS: usize = 10_000;
-/// In bytes; what is written beside a run has longer names.
+/// In bytes; files beside a run have longer names.
 const LONGEST_NAME: usize = 200;
 /// Of a digest in a name.
 const DIGITS: usize = 12;
@@ -22,7 +22,7 @@ const DIGITS: usize = 12;
 /// Reads the grid and the command.
 ///
 /// # Errors
-/// What cannot be swept, or a combination that the command refuses.
+/// The command cannot be swept, or refuses a combination.
 pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     if flags.device.is_given() {
         return refuse(

@@ -1,7 +1,7 @@
-//! What `xtrain report` writes of runs: one page of HTML that needs no network, the same as
-//! Markdown, and the numbers as JSON.
+//! The reports of `xtrain report`: one page of HTML that needs no network, the same as Markdown, and the
+//! numbers as JSON.
 //!
-//! `report` has the runs with their numbers, `tables` what both pages say in tables, `charts` the
+//! `report` has the runs with their numbers, `tables` the tables of both pages, `charts` the
 //! drawings. `card` is the model card of one run.
 
 mod card;

@@ -168,7 +168,7 @@ impl Value {
         }
     }
 
-    /// What the hyperparameter plugin reads.
+    /// Data of the hyperparameter plugin.
     pub fn hparams(tag: &str, data: &HParams) -> Value {
         let shape = Shape {
             dim: vec![Dim { size: 0 }],

@@ -18,16 +18,16 @@ use std::time::Duration;
 
 /// Where the id of the run is kept in the output directory, for a run that resumes.
 const RUN_FILE: &str = "mlflow_run.json";
-/// Of one request.
+/// The limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// From the end of a run until what is not sent by then is given up.
+/// How long a run that has ended waits for unsent records.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of one request, by the server's rules.
+/// Parameters in one request, by the server's rules.
 const LARGEST_BATCH: usize = 100;
 /// Characters of a parameter, by the rules of older servers.
 const LONGEST_PARAMETER: usize = 500;
 
-/// What was measured at a step.
+/// A value at a step.
 struct Metric {
     key: String,
     value: f64,

@@ -21,8 +21,8 @@ pub struct TensorBoard(File);
 
 impl TensorBoard {
     /// Begins an event file for a run of `output_dir`: in `logging_dir` or, as transformers has it,
-    /// in `runs/<time>_<host>` of the output directory. A resumed run goes on beside its last
-    /// file, and what that has of later steps is void from then on.
+    /// in `runs/<time>_<host>` of the output directory. A resumed run writes beside its last
+    /// file, whose later steps are void from then on.
     ///
     /// # Errors
     /// If the directory or the file cannot be made.
@@ -47,7 +47,7 @@ impl TensorBoard {
         let name = format!("{PREFIX}{seconds:010}.{}.{}", host(), std::process::id());
         let file = create_numbered(&dir.join(name)).map_err(cannot_write(&dir))?;
         let mut board = TensorBoard(file);
-        // A new run voids whatever an earlier one left in this directory.
+        // A new run voids the events that an earlier one left in this directory.
         let first_step = if run.step > 0 { run.step + 1 } else { 0 };
         let (settings, model) = (run.values(), serde_json::to_string_pretty(&run.model)?);
         let hparams = settings.iter().map(|(name, value)| {
