@@ -134,7 +134,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         table.heading("evaluation");
         describe_data(&mut table, data, &run.task);
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
 
     let mut table = Table::new("llrrrr");
     table.row([
@@ -156,7 +156,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             bytes(memory.peak() as u64),
         ]);
     }
-    print!("\n{}", table.render());
+    out!("\n{}", table.render());
     let is_pipeline = run.plan.train.mesh.stage > 1;
     if is_pipeline || run.plan.memory.is_some() {
         let found = run.footprints()?;
@@ -168,7 +168,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 let text = format!("{peak}, {state} of it state (in {})", one.graph);
                 table.pair(format!("stage {}", one.stage), text);
             }
-            print!("\n{}", table.render());
+            out!("\n{}", table.render());
         }
         if let Some(memory) = run.plan.memory {
             let most = Footprint::largest(found);
@@ -178,13 +178,13 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 "does not fit"
             };
             let (memory, peak) = (bytes(memory), bytes(most.peak));
-            println!(
+            outln!(
                 "\n{verdict} into {memory} a device: {peak} at the peak (in `{}`)",
                 most.graph
             );
         }
     }
-    println!(
+    outln!(
         "\ndry run: nothing was trained or written to {}",
         run.plan.train.output_dir.display()
     );
@@ -288,7 +288,7 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
         plan["peak_bytes_of_run"] = json!(peak);
         plan["fits"] = json!(peak <= memory);
     }
-    println!("{plan}");
+    outln!("{plan}");
     Ok(())
 }
 

@@ -399,7 +399,7 @@ impl Resuming<'_> {
     pub fn describe(&self, saved: &Checkpoint, model: &dyn Model, start: &Progress) {
         let (run, length) = (&self.run, self.length);
         let (dir, step) = (saved.dir.display(), saved.state.global_step);
-        eprintln!("resuming from {dir} (step {step})");
+        errln!("resuming from {dir} (step {step})");
         // Checkpoints have the type that weights are trained in, whatever they were loaded in.
         let without_dtype = |config: &Map<String, Value>| -> Map<String, Value> {
             let rest = config

@@ -154,7 +154,7 @@ impl Run {
         }
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
         if stopped_early {
-            eprintln!(
+            errln!(
                 "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
             );
         }
@@ -566,18 +566,18 @@ fn describe_interruption(
         return;
     }
     let dir = checkpoints.newest.clone().unwrap_or_default();
-    eprintln!(
+    errln!(
         "stopped after step {} of {}; saved {}",
         progress.step,
         progress.max_steps,
         dir.display()
     );
     if *settings.flags.save_only_model {
-        eprintln!(
+        errln!(
             "it holds the model alone (--save_only_model): to train it further, give it as --model_name_or_path"
         );
     } else {
-        eprintln!("to resume, run the same command with --resume_from_checkpoint");
+        errln!("to resume, run the same command with --resume_from_checkpoint");
     }
 }
 
@@ -593,13 +593,13 @@ fn load_best(
         return Ok(None);
     }
     let Some((value, step)) = best.found() else {
-        eprintln!(
+        errln!(
             "note: no evaluation was made, so there is no best checkpoint to load; these are the last weights"
         );
         return Ok(None);
     };
     let Some(path) = best.checkpoint(output_dir) else {
-        eprintln!(
+        errln!(
             "warning: the best checkpoint, of step {step}, is not in {} any more; these are the last weights",
             output_dir.display()
         );
@@ -608,7 +608,7 @@ fn load_best(
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
     parameters::load(session, model, &saved.weights)
         .map_err(failed("loading the best checkpoint"))?;
-    println!(
+    outln!(
         "loaded the best checkpoint: {} ({} {value} at step {step})",
         path.display(),
         best.rule().metric
@@ -669,7 +669,7 @@ fn finish(
     state.log.bar().finish();
     if totals.skipped_steps > 0.0 {
         let (skipped, all) = (totals.skipped_steps, run.progress.step);
-        eprintln!(
+        errln!(
             "note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16"
         );
     }
@@ -707,6 +707,6 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
-    println!("saved the model in {}", dir.display());
+    outln!("saved the model in {}", dir.display());
     Ok(is_news)
 }
