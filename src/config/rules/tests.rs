@@ -247,6 +247,16 @@ const CASES: &[(&str, &str, &str)] = &[
         "cannot divide",
     ),
     (
+        "one_choice_of_what_is_trained",
+        "CLM --freeze wte --train_only wpe",
+        "each say all",
+    ),
+    (
+        "trained_parameters_are_the_models",
+        "CLM --freeze lm_haed",
+        "no parameter of the model",
+    ),
+    (
         "tokenizer_is_there",
         "eval clm --model_type gpt2",
         "comes without a tokenizer",
