@@ -452,9 +452,10 @@ fn header(
 ) -> [String; 4] {
     let settings = &plan.train;
     let (count, trained) = (parameter_count(model), trained_count(model));
-    let trained = match trained == count {
-        true => String::new(),
-        false => format!(" ({} of them trained)", units::count(trained as f64)),
+    let trained = if trained == count {
+        String::new()
+    } else {
+        format!(" ({} of them trained)", units::count(trained as f64))
     };
     let (devices, client) = (session.mesh().devices(), session.client());
     let name = plan.device.kind.to_string();
