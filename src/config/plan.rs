@@ -415,7 +415,7 @@ pub struct SweptRun {
     pub name: String,
     /// The command line without the program and the output directory.
     pub words: Vec<String>,
-    /// Whether it takes the place of a run that was made with other flags (`--overwrite_output_dir`).
+    /// Replace a run that was created with different flags (`--overwrite_output_dir`).
     pub replaces: bool,
 }
 
