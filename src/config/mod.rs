@@ -51,7 +51,7 @@ mod sweep;
 mod tree;
 mod unexpected;
 
-pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype, TrackerName};
+pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype};
 pub use config_file::DATA_SETTINGS_FILE;
 pub use derived::{together, without_secrets};
 pub use error::{Advice, Asked, Origin, UsageError};

@@ -1,7 +1,7 @@
 //! The resolved plans that the commands take. Everything is decided and legal here; an `Option`
 //! that remains has a documented meaning. Named paths exist, but no file was read.
 
-use super::choices::{Axis, Device, HubStrategy, TrackerName};
+use super::choices::{Axis, Device, HubStrategy};
 use super::flags::Flags;
 use crate::cache::CacheSettings;
 use crate::hub::HubSettings;
@@ -9,6 +9,7 @@ use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::report::records::LogFormat;
 use crate::report::scaling::Fixed;
+use crate::report::trackers::TrackerKind;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
@@ -205,7 +206,7 @@ pub struct RunPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerPlan {
     /// Which trackers; empty: none.
-    pub names: Vec<TrackerName>,
+    pub kinds: Vec<&'static TrackerKind>,
     /// Of event files; `None`: below the output directory.
     pub logging_dir: Option<PathBuf>,
     /// Under which name they list the run.

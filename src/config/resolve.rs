@@ -117,7 +117,7 @@ fn trackers(flags: &Flags) -> TrackerPlan {
     let output_dir = flags.output_dir.as_deref().unwrap_or(Path::new("run"));
     let name = || output_dir.file_name().unwrap_or(output_dir.as_os_str());
     TrackerPlan {
-        names: flags.report_to.clone(),
+        kinds: flags.report_to.clone(),
         logging_dir: flags.logging_dir.clone().or(variable().map(PathBuf::from)),
         run_name: match &*flags.run_name {
             Some(name) => name.clone(),
