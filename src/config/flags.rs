@@ -380,6 +380,11 @@ Optimizer {
     label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL, shapes graphs;
     /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
     neftune_noise_alpha: Option<NotNegative>, TRAIN, shapes graphs;
+    /// Regular expressions: parameters stay as they are, without gradient and optimizer state, if one
+    /// is found in their names (those of model.safetensors; a tied weight has two)
+    freeze: Texts, TRAIN, shapes graphs;
+    /// Regular expressions: the opposite of freeze, all parameters but these stay as they are
+    train_only: Texts, TRAIN, shapes graphs;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax

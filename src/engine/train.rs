@@ -1,6 +1,7 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
 use super::error::{Error, Outcome, failed};
+use super::model::{parameter_count, trained_count};
 use super::process;
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
@@ -39,7 +40,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
-use xtrain_models::Model;
+use xtrain_models::{Model, ParameterSet};
 
 /// For measuring the device's peak FLOP/s at the start of a run.
 const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
@@ -75,6 +76,7 @@ impl Run {
         };
         let settings = resume::changeable_settings(&self.plan.train, &schedule);
         identity.extra.insert(resume::SETTINGS.into(), settings);
+        resume::note_trained(&mut identity, &self.loaded);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
         let saved_model = self.saved_model();
         let Run {
@@ -333,12 +335,13 @@ impl Run {
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
         let parameters = self.loaded.model.parameters();
+        let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
         let mut files = self.files_beside_tensors();
         files.extend(self.loaded.generation_file());
         SavedModel {
             config: self.loaded.model.config().values().clone(),
             files,
-            parameters: parameters.iter().map(|p| p.name.clone()).collect(),
+            parameters: own.map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
             trained: self.plan.train.optimizer.storage.weights(),
             dtype: self.save_dtype(),
@@ -448,11 +451,11 @@ fn header(
     evaluated: Option<usize>,
 ) -> [String; 4] {
     let settings = &plan.train;
-    let parameters = model.parameters();
-    let count: usize = parameters
-        .iter()
-        .map(|p| p.dims.iter().product::<usize>())
-        .sum();
+    let (count, trained) = (parameter_count(model), trained_count(model));
+    let trained = match trained == count {
+        true => String::new(),
+        false => format!(" ({} of them trained)", units::count(trained as f64)),
+    };
     let (devices, client) = (session.mesh().devices(), session.client());
     let name = plan.device.kind.to_string();
     let kind = client
@@ -480,7 +483,7 @@ fn header(
     };
     let head = paint(&std::io::stderr(), Tone::Heading, "training");
     let first = format!(
-        "{head}  {} {}, {} parameters, {} on {devices} {name} device{}{}",
+        "{head}  {} {}, {} parameters{trained}, {} on {devices} {name} device{}{}",
         plan.task.name(),
         model.config().values()["model_type"]
             .as_str()
