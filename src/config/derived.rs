@@ -25,7 +25,7 @@ pub fn together(settings: &BTreeMap<&'static str, String>) -> BTreeMap<String, S
         .collect()
 }
 
-/// The flags whose values are nobody else's business.
+/// Flags with private values (secrets).
 const SECRETS: [&str; 2] = ["token", "hub_token"];
 
 /// Words as they were typed, without the values of secrets.

@@ -144,8 +144,8 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
-    /// runs
+    /// Output directories of the runs to watch, several beside each other; a sweep
+    /// directory includes all of its runs
     watched: RunPaths, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
@@ -160,8 +160,8 @@ Run {
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
-    /// Write to an output directory that a run on another host has locked; only if that run has
-    /// ended
+    /// Write to an output directory that a run on another host has locked; use only if
+    /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
     /// Train; default: true unless only --do_eval is given
     do_train: Option<bool>, TRAIN, processes agree;
@@ -290,9 +290,9 @@ Data {
     /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
     /// at most 1024 (cls: 128) and the model's positions
     max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
-    /// Of a prompt with its completion, learn the completion alone
+    /// Compute the loss on the completion only
     completion_only_loss: bool = "true", SFT;
-    /// Of a conversation, learn the assistant's turns alone
+    /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;

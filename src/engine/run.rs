@@ -78,7 +78,7 @@ impl Run {
                 notes.iter().for_each(|note| say(&format!("note: {note}")));
                 Run::prepare(plan)
             }
-            _ => Err(Error::failed("these words ask for no training run")),
+            _ => Err(Error::failed("not a training command")),
         }
     }
 
@@ -351,7 +351,7 @@ fn check_alike(
     if differences.is_empty() {
         return Ok(());
     }
-    // Digests of which a part tells them apart.
+    // Digests, shortened as far as they stay distinct.
     let shown = |value: &Option<String>| match value {
         Some(value) => value.chars().take(40).collect::<String>(),
         None => "none".into(),
@@ -362,7 +362,7 @@ fn check_alike(
     });
     Err(Error::usage(
         format!(
-            "rank {} has other {what} than rank 0: {}",
+            "rank {}'s {what} differ from rank 0's: {}",
             group.rank_info().rank,
             each.collect::<Vec<String>>().join(", ")
         ),
