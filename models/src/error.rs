@@ -52,6 +52,12 @@ pub enum Error {
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,
+    /// Texts that may grow over the length at which `longrope` changes.
+    #[error(
+        "longrope: texts of up to {tokens} tokens can pass the {original} of `original_max_position_embeddings`, where kept keys would need \
+         other frequencies; this is not implemented: generate texts of up to {original} tokens with their prompts"
+    )]
+    LongGeneration { tokens: usize, original: usize },
     /// A cache for other models.
     #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]
     CacheLayers { layers: usize },
