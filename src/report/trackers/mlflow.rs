@@ -565,6 +565,7 @@ mod tests {
         for step in 1..=3 {
             mlflow
                 .record(&Record::Summary(SummaryRecord {
+                    set: None,
                     runtime: 1.0,
                     samples: 1,
                     steps: 1,
@@ -603,6 +604,7 @@ mod tests {
             Mlflow::begin(store, dir.path(), "Default", "x", &description(model)).unwrap();
         mlflow
             .record(&Record::Eval(EvalRecord {
+                suffix: "",
                 loss: 1.0,
                 metrics: vec![
                     ("a/../../../../outside".into(), 1.0),
