@@ -14,6 +14,7 @@ mod directories;
 mod errors;
 mod examples;
 mod fit;
+mod freezing;
 mod generation;
 mod glue;
 mod golden;

@@ -20,13 +20,13 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
             continue;
         }
         if std::io::stdout().is_terminal() {
-            print!("{}", record.table());
+            out!("{}", record.table());
         } else {
-            println!("{}", record.printed());
+            outln!("{}", record.printed());
         }
     }
     if *run.plan.train.flags.json {
-        println!("{}", Value::Object(results.clone()));
+        outln!("{}", Value::Object(results.clone()));
     }
     let dir = &run.plan.train.output_dir;
     // Without a directory, results are only printed.

@@ -70,7 +70,7 @@ impl Run {
             .plan
             .log_format
             .text(&record, None, steps, terminal::width());
-        println!("{text}");
+        outln!("{text}");
         Ok(record)
     }
 

@@ -36,7 +36,7 @@ pub fn serve_if_asked() -> Option<ExitCode> {
     Some(match compile() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            errln!("{error}");
             ExitCode::FAILURE
         }
     })
