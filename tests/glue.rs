@@ -1,6 +1,8 @@
 //! GLUE's nine tasks: every number of an evaluation and every prediction is run_glue's, as
 //! `tests/data/make_glue.py` recorded them.
 
+use crate::hub::test_server::TestHub;
+use crate::hub::{COMMIT, with_hub};
 use crate::support::{Run, data_dir, xtrain};
 use serde_json::{Value, json};
 use std::fs;
@@ -293,4 +295,51 @@ fn halves_are_mnlis_alone() {
         "{}",
         run.stderr
     );
+}
+
+/// `--task_name mnli` alone evaluates on both halves of GLUE's data set.
+#[test]
+fn mnli_of_the_hub_has_both_halves() {
+    let case = Case::named("mnli");
+    let hub = TestHub::start();
+    let files: Vec<(String, Vec<u8>)> = ["validation_matched", "validation_mismatched"]
+        .map(|set| {
+            let name = format!("mnli/{set}-00000-of-00001.parquet");
+            (name, fs::read(case.set(set)).unwrap())
+        })
+        .to_vec();
+    let files: Vec<(&str, Vec<u8>)> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.clone()))
+        .collect();
+    hub.add("datasets/nyu-mll/glue", "main", COMMIT, &files);
+    let home = tempfile::tempdir().unwrap();
+    let eval = |task: &[&str], out: &str| {
+        let mut run = with_hub(&hub, home.path());
+        run.dir(case.dir.path()).args(["eval", "cls"]);
+        run.args(["--model_name_or_path", "model", "--max_seq_length", "32"]);
+        run.args(["--disable_tqdm", "--output_dir", out]).args(task);
+        let run = run.run();
+        run.succeeded();
+        run
+    };
+    eval(&["--task_name", "mnli"], "out");
+    case.compare(&serde_json::from_str(&case.output("out/eval_results.json")).unwrap());
+    // A data set of this name without the task is one set, and a note says which.
+    let set = [
+        "--dataset_name",
+        "nyu-mll/glue",
+        "--text_column_name",
+        "premise",
+    ];
+    let run = eval(
+        &[&set[..], &["--text_pair_column_name", "hypothesis"]].concat(),
+        "one",
+    );
+    assert!(
+        run.stderr.contains("the matched set is used"),
+        "{}",
+        run.stderr
+    );
+    assert!(!case.output("one/eval_results.json").contains("_mm"));
 }

@@ -60,8 +60,8 @@ pub enum Error {
     NoLabels,
     /// Texts that may grow over the length at which `longrope` changes.
     #[error(
-        "longrope: texts of up to {tokens} tokens can pass the {original} of `original_max_position_embeddings`, where kept keys would need \
-         other frequencies; this is not implemented: generate texts of up to {original} tokens with their prompts"
+        "longrope: with room for {tokens} tokens a text can pass the {original} of `original_max_position_embeddings`, where kept keys would \
+         need other frequencies, which is not implemented; shorten the prompt or lower --max_new_tokens"
     )]
     LongGeneration { tokens: usize, original: usize },
     /// A cache for other models.
