@@ -14,10 +14,11 @@ pub struct Glue {
 }
 
 impl Glue {
-    /// The task's classes where these are what its rows say: the names themselves, or their numbers.
+    /// The task's classes where these are what its rows say: the names themselves, or their numbers. A
+    /// row that says -1 has none, and is refused by that where it needs one.
     pub fn classes_of(self, found: &LabelMap) -> Option<LabelMap> {
         let map = self.map()?;
-        let is_class = |name: &String| map.id(name).is_some();
+        let is_class = |name: &String| name == "-1" || map.id(name).is_some();
         (!found.are_numbers() && found.names().iter().all(is_class)).then_some(map)
     }
 
@@ -69,5 +70,57 @@ impl Glue {
         let named = self.classes.iter().find(same);
         let by_number = || self.classes.get(id);
         named.or_else(by_number).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MRPC: Glue = Glue {
+        name: "mrpc",
+        metrics: &["accuracy", "f1"],
+        classes: &["not_equivalent", "equivalent"],
+    };
+
+    fn labels(names: &[&str]) -> LabelMap {
+        LabelMap::new(names.iter().map(|name| name.to_string()).collect()).unwrap()
+    }
+
+    #[test]
+    fn rows_may_say_names_or_numbers() {
+        for found in [
+            &["equivalent", "not_equivalent"][..],
+            &["0", "1"],
+            &["1"],
+            &["-1", "0"],
+        ] {
+            let map = MRPC.classes_of(&labels(found)).unwrap();
+            assert_eq!((map.id("equivalent"), map.id("0")), (Some(1), Some(0)));
+            assert_eq!(map.id("-1"), None);
+        }
+        assert_eq!(MRPC.classes_of(&labels(&["no", "yes"])), None);
+        assert_eq!(MRPC.classes_of(&labels(&["0", "1", "2"])), None);
+        assert_eq!(MRPC.classes_of(&LabelMap::numbers()), None);
+    }
+
+    #[test]
+    fn names_of_a_model_are_its_own_or_the_tasks() {
+        let unnamed = MRPC.labels_of_model(labels(&["LABEL_0", "LABEL_1"]));
+        assert_eq!(unnamed.names(), MRPC.classes);
+        let turned = labels(&["EQUIVALENT", "NOT_EQUIVALENT"]);
+        assert!(!MRPC.calls_otherwise(&turned));
+        assert_eq!(MRPC.id_in(&turned, "equivalent"), None);
+        assert_eq!(MRPC.name_of(&turned, 0), "equivalent");
+        let other = MRPC.labels_of_model(labels(&["no", "yes"]));
+        assert_eq!(MRPC.id_in(&other, "equivalent"), Some(1));
+        assert_eq!(MRPC.name_of(&other, 1), "equivalent");
+        let table = MRPC.predictions(&other, &[vec![1.0, 0.5], vec![0.0, 2.0]]);
+        assert_eq!(
+            table,
+            "index\tprediction\n0\tnot_equivalent\n1\tequivalent\n"
+        );
+        let numbers = MRPC.predictions(&LabelMap::numbers(), &[vec![-2.0056]]);
+        assert!(numbers.ends_with("0\t-2.006\n"));
     }
 }
