@@ -254,7 +254,7 @@ fn xla_obeys_the_flags_that_it_knows() {
     );
 }
 
-/// What telemetry would have told is not shown where it could not be written.
+/// Times that telemetry would hold are not shown where it could not be written.
 #[test]
 fn a_summary_without_telemetry_has_no_empty_lines() {
     let dir = copied("gpt2-first");

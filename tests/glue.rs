@@ -163,7 +163,7 @@ fn every_number_is_that_of_run_glue() {
 #[test]
 fn mnli_is_evaluated_and_predicted_in_two_halves() {
     let case = Case::named("mnli");
-    // Told apart by their names; a rate of zero trains nothing.
+    // Their names make them two sets; a rate of zero trains nothing.
     let mut run = xtrain();
     run.dir(case.dir.path()).args(
         "train cls --model_name_or_path model --task_name mnli --do_train --do_eval --do_predict --max_steps 1 --learning_rate 0 --max_seq_length 32 \
