@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// A case with its model in a directory of its own.
 struct Case {
     dir: TempDir,
-    told: Value,
+    recorded: Value,
 }
 
 impl Case {
@@ -22,9 +22,9 @@ impl Case {
         cases.into_iter().map(Case::open).collect()
     }
 
-    fn open(told: Value) -> Case {
+    fn open(recorded: Value) -> Case {
         let dir = tempfile::tempdir().unwrap();
-        let weights = told["weights"].as_str().unwrap();
+        let weights = recorded["weights"].as_str().unwrap();
         let model = dir.path().join("model");
         fs::create_dir(&model).unwrap();
         for file in ["vocab.txt", "tokenizer_config.json"] {
@@ -38,7 +38,7 @@ impl Case {
         .unwrap();
         let config = fs::read(from.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_slice(&config).unwrap();
-        if let Some(labels) = told["labels"].as_array() {
+        if let Some(labels) = recorded["labels"].as_array() {
             let ids = labels.iter().enumerate();
             config["id2label"] = ids
                 .map(|(id, label)| (id.to_string(), label.clone()))
@@ -46,7 +46,7 @@ impl Case {
             config["label2id"] = json!({});
         }
         fs::write(model.join("config.json"), config.to_string()).unwrap();
-        Case { dir, told }
+        Case { dir, recorded }
     }
 
     fn named(name: &str) -> Case {
@@ -56,7 +56,7 @@ impl Case {
     }
 
     fn text(&self, key: &str) -> &str {
-        self.told[key].as_str().unwrap()
+        self.recorded[key].as_str().unwrap()
     }
 
     /// The path of a set, such as `validation_matched`.
@@ -91,7 +91,7 @@ impl Case {
 
     /// Every number of run_glue's is there.
     fn compare(&self, found: &Value) {
-        for (key, wanted) in self.told["evaluated"].as_object().unwrap() {
+        for (key, wanted) in self.recorded["evaluated"].as_object().unwrap() {
             let found = &found[key];
             let context = format!("{}: {key}: {found}, not {wanted}", self.text("name"));
             if wanted == "NaN" {
@@ -111,7 +111,7 @@ impl Case {
     }
 
     fn predicted(&self, half: &str) -> Vec<&str> {
-        let lines = &self.told["predicted"][format!("test{half}")];
+        let lines = &self.recorded["predicted"][format!("test{half}")];
         let lines = lines.as_array().unwrap().iter();
         lines.map(|line| line.as_str().unwrap()).collect()
     }
@@ -154,7 +154,7 @@ fn every_number_is_that_of_run_glue() {
             "{}",
             run.stderr
         );
-        if case.told["evaluated"]["eval_pearson"] == "NaN" {
+        if case.recorded["evaluated"]["eval_pearson"] == "NaN" {
             assert!(run.stdout.contains("'eval_pearson': nan"), "{}", run.stdout);
         }
     }

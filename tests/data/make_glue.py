@@ -224,8 +224,8 @@ class RunGlue:
         return self.classes[predicted]
 
 
-def case(rng, told, configs):
-    name, task, ending, model, labels = told
+def case(rng, spec, configs):
+    name, task, ending, model, labels = spec
     folder = FOLDER / name.replace(", ", "-").replace(" ", "_")
     folder.mkdir()
     config = dict(configs[model])
@@ -242,7 +242,7 @@ def case(rng, told, configs):
     evaluated, predicted = {}, {}
     for half in halves:
         count = 2 if name.endswith("two rows") else rng.randint(17, 24)
-        validation, test = rows(rng, told, count), rows(rng, told, 9)
+        validation, test = rows(rng, spec, count), rows(rng, spec, 9)
         test["label"] = [-1.0 if classes is None else -1] * 9
         write(folder / f"validation{half}.{ending}", validation, classes, named=task == "qnli" or ending == "csv" and "id2label" in labels)
         write(folder / f"test{half}.{ending}", test, classes, named=False)
@@ -274,7 +274,7 @@ def main():
     shared = tokenizer()
     configs = {name: weights(name, shared) for name in ("one", "two", "three", "one-constant", "two-constant")}
     rng = random.Random(45)
-    cases = [case(rng, told, configs) for told in CASES]
+    cases = [case(rng, spec, configs) for spec in CASES]
     (FOLDER / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
