@@ -13,6 +13,7 @@ mod devices;
 mod errors;
 mod examples;
 mod fit;
+mod freezing;
 mod generation;
 mod golden;
 mod hub;

@@ -49,6 +49,12 @@ pub enum Error {
         heads: usize,
         legal: String,
     },
+    /// Nothing is left to train.
+    #[error("all {parameters} parameters of the model are frozen: there is nothing to train")]
+    AllFrozen { parameters: usize },
+    /// The choice of what is trained was made before.
+    #[error("what is trained of a model is chosen once, before anything reads its parameters")]
+    FrozenTwice,
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,

@@ -9,6 +9,7 @@
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
 use crate::checkpoint::atomic;
+use crate::report::telemetry;
 use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -64,7 +65,7 @@ fn is_absent(error: &io::Error) -> bool {
 
 /// Seconds since 1970, now.
 pub fn now() -> u64 {
-    seconds(Ok(SystemTime::now()))
+    telemetry::now() as u64
 }
 
 /// How long ago a time in seconds since 1970 was; nothing for the future, which a wrong clock

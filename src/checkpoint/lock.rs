@@ -105,7 +105,7 @@ impl Lock {
             Ok(file) => file,
             Err(holder) => {
                 let who = name(holder);
-                eprintln!("waiting for {who}, which is {doing}");
+                errln!("waiting for {who}, which is {doing}");
                 let still =
                     |time, _| format!("still waiting after {}: {who} is {doing}", duration(time));
                 while_busy(still, || attempt(path, true)).ok()?.ok()?

@@ -15,7 +15,7 @@ pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
     match plan.action {
         CacheAction::List { json } => list::list(&store, json)?,
         CacheAction::Stats { json } => list::stats(&store, json)?,
-        CacheAction::Path => println!("{}", store.dir().display()),
+        CacheAction::Path => outln!("{}", store.dir().display()),
         CacheAction::Show { id, form } => show::show(&store, &id, form)?,
         CacheAction::Explain { older, newer } => show::explain(&store, older.as_deref(), &newer)?,
         CacheAction::Verify { ids, device } => upkeep::verify(&store, &ids, &device)?,

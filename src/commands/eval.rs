@@ -13,11 +13,11 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     let record = run.evaluate()?.record(None, None);
     if *run.plan.train.flags.json {
-        println!("{}", Value::Object(record.results()));
+        outln!("{}", Value::Object(record.results()));
     } else if std::io::stdout().is_terminal() {
-        print!("{}", record.table());
+        out!("{}", record.table());
     } else {
-        println!("{}", record.printed());
+        outln!("{}", record.printed());
     }
     let dir = &run.plan.train.output_dir;
     // Without a directory, results are only printed.

@@ -70,7 +70,7 @@ fn prepared(
         return Ok(Outcome::Done);
     }
     let outcome = train_and_evaluate(&mut run, interrupt, push)?;
-    eprintln!("{}", folded(&run.session.cache().stats().to_string(), 0));
+    errln!("{}", folded(&run.session.cache().stats().to_string(), 0));
     Ok(outcome)
 }
 
@@ -83,7 +83,7 @@ fn close_account(dir: &Path, outcome: &str, reports: bool) {
     telemetry::close(dir, outcome);
     if reports {
         if let Err(error) = report::of_run(dir) {
-            eprintln!("warning: no report: {}", error.one_line());
+            errln!("warning: no report: {}", error.one_line());
         }
         // Again, with the time that the report took.
         telemetry::close(dir, outcome);
@@ -144,8 +144,8 @@ fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
     let evaluation = run.evaluate_until(&|| received().is_some())?;
     if let Some(signal) = received() {
         let dir = run.plan.train.output_dir.display();
-        eprintln!("stopped during the last evaluation; the trained model is in {dir}");
-        eprintln!(
+        errln!("stopped during the last evaluation; the trained model is in {dir}");
+        errln!(
             "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
             run.plan.task.name()
         );

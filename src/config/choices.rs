@@ -172,8 +172,6 @@ choices! {
         Html = "html",
         Markdown = "markdown",
         Json = "json",
-        /// The losses alone.
-        Png = "png",
     }
 
     /// What the losses of two runs are aligned by.

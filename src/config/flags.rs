@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
 
-/// What a flag is besides its typed field, for everything that lists flags.
+/// A flag without its typed field, for everything that lists flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// In snake_case; the kebab-case spelling is always accepted too.
@@ -48,7 +48,7 @@ pub struct Flag {
     pub processes_agree: bool,
 }
 
-/// What xtrain makes of a setting.
+/// How xtrain treats a setting.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {
     /// It is read into its field.
@@ -380,6 +380,11 @@ Optimizer {
     label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL, shapes graphs;
     /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
     neftune_noise_alpha: Option<NotNegative>, TRAIN, shapes graphs;
+    /// Regular expressions: parameters stay as they are, without gradient and optimizer state, if one
+    /// is found in their names (those of model.safetensors; a tied weight has two)
+    freeze: Texts, TRAIN, shapes graphs;
+    /// Regular expressions: the opposite of freeze, all parameters but these stay as they are
+    train_only: Texts, TRAIN, shapes graphs;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax
@@ -474,14 +479,14 @@ Logging {
     /// person; json, as log.jsonl; auto: line on a terminal, else trainer
     log_format: LogFormat = "auto", TRAIN;
     /// Experiment trackers that get every log record, besides log.jsonl: tensorboard, event files in
-    /// logging_dir; mlflow, at $MLFLOW_TRACKING_URI, else in ./mlruns; all: those that are set up
+    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; all: those that are set up
     report_to: TrackerNames = "none", TRAIN;
     /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
     /// runs/TIME_HOST in output_dir
     logging_dir: Option<WrittenPath>, TRAIN;
     /// Name of the run in MLflow; default: the name of output_dir
     run_name: Option<String>, TRAIN;
-    /// At the end write report.html and loss.png to output_dir, or not; `xtrain report` makes it later, too
+    /// At the end write report.html to output_dir, or not; `xtrain report` makes it later, too
     report: RunReport = "html", TRAINING;
     /// No progress bars, even on a terminal
     disable_tqdm: bool = "false", READING | QUICKSTART;
@@ -639,10 +644,8 @@ Measurement {
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
     price_per_hour: Option<NotNegative>, REPORT;
-    /// Formats to write, as html,markdown,json; png: the losses as a picture
+    /// Formats to write, as html,markdown,json
     format: Formats = "html", REPORT;
-    /// Write the losses as a picture too, as --format html,png
-    png: bool = "false", REPORT;
     /// The file to write, with each format's ending; default: report.html, for markdown or json
     /// alone standard output
     report_file: Option<WrittenPath>, REPORT, name "output";

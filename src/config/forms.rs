@@ -46,7 +46,7 @@ kinds! {
     /// `5e-5@32`: a learning rate and the examples per step that it suits.
     struct RateAtExamples: (f64, u64) = Form::Word, "TEXT", "a text", rate_at_examples;
     /// `html,json`, none of them twice.
-    struct Formats: Vec<ReportFormat> = Form::Word, "html,markdown,json,png", "a text", formats;
+    struct Formats: Vec<ReportFormat> = Form::Word, "html,markdown,json", "a text", formats;
     /// `1,2,4`, in order.
     struct Degrees: Vec<usize> = Form::Word, "TEXT", "a text", degrees;
 }

@@ -1,9 +1,9 @@
-//! What was typed becomes plans: defaults that depend on other settings are decided here, and
-//! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
+//! Flags become plans: only this file decides defaults that depend on other settings. It runs after
+//! `rules`, which refuse commands that lack something.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
-    SaveDtype, SaveStrategy, Strategy, Target, TorchDtype,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
+    SaveStrategy, Strategy, Target, TorchDtype,
 };
 use super::command::sets::EVAL;
 use super::command::{CacheVerb, CommandName, TaskName};
@@ -61,16 +61,8 @@ pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
         }),
         CommandName::Generate => Command::Generate(generate_plan(flags)),
         CommandName::Bench => Command::Bench(bench_plan(flags)),
-        CommandName::Top => Command::Top(TopPlan {
-            output_dirs: {
-                let words = flags.watched.iter().map(PathBuf::from);
-                words.chain(flags.watched_dir.clone()).collect()
-            },
-            once: *flags.once,
-            json: *flags.json,
-            neuron_monitor: flags.neuron_monitor.clone(),
-        }),
-        CommandName::Report => Command::Report(report_plan(flags)),
+        CommandName::Top => Command::Top(flags.clone()),
+        CommandName::Report => Command::Report(flags.clone()),
         CommandName::Launch => Command::Launch(launch_settings(flags)),
         CommandName::Scaling => Command::Scaling(scaling::plan(flags)?),
         CommandName::Sweep => Command::Sweep(sweep::plan(flags)?),
@@ -152,31 +144,6 @@ fn push(flags: &Flags) -> PushPlan {
     }
 }
 
-fn report_plan(flags: &Flags) -> ReportPlan {
-    let compare = flags.compare_losses.then(|| LossComparison {
-        align: *flags.align,
-        window: *flags.window,
-        largest: *flags.largest,
-        mean: *flags.mean,
-        smoothed: *flags.smoothed,
-    });
-    ReportPlan {
-        runs: flags.reported(),
-        baseline: flags.baseline_place().unwrap_or(0),
-        price_per_hour: *flags.price_per_hour,
-        formats: {
-            let mut formats = flags.format.clone();
-            if *flags.png && !formats.contains(&ReportFormat::Png) {
-                formats.push(ReportFormat::Png);
-            }
-            formats
-        },
-        output: flags.report_file.clone(),
-        compare_losses: compare,
-        json: *flags.json,
-    }
-}
-
 fn launch_settings(flags: &Flags) -> LaunchSettings {
     let seconds = |setting: &Setting<usize>| Duration::from_secs(**setting as u64);
     LaunchSettings {
@@ -242,13 +209,6 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
             },
             ..train_settings(flags)
         },
-        batch: *flags.batch,
-        seq: *flags.seq,
-        steps: *flags.steps,
-        warmup: *flags.warmup,
-        dropout: *flags.dropout,
-        profile: *flags.profile,
-        json: *flags.json,
     }
 }
 
@@ -312,7 +272,7 @@ fn checkpointing(flags: &Flags) -> Checkpointing {
     }
 }
 
-/// What the command line says of Neuron's compiler.
+/// The settings of Neuron's compiler.
 fn neuron(flags: &Flags) -> NeuronSettings {
     NeuronSettings {
         chip: match *flags.target {
@@ -460,7 +420,7 @@ fn train_settings(flags: &Arc<Flags>) -> TrainSettings {
     }
 }
 
-/// Of weights and the optimizer's state; who does not train needs no copies.
+/// The storage of weights and optimizer state; an evaluation needs no copies.
 fn storage(flags: &Flags) -> WeightStorage {
     let copies = *flags.master_weights && !EVAL.contains(flags.command);
     match *flags.torch_dtype {
@@ -470,7 +430,7 @@ fn storage(flags: &Flags) -> WeightStorage {
     }
 }
 
-/// Of training steps.
+/// The precision of training steps.
 fn precision(flags: &Flags) -> Precision {
     if *flags.bf16 || *flags.torch_dtype == TorchDtype::Bfloat16 {
         Precision::Bf16

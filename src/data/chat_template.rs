@@ -364,10 +364,14 @@ mod tests {
             of(1_735_689_599),
             "Tuesday 31 December 2024, Tue Dec 24 12 23:59:59 %"
         );
-        let of = |seconds| strftime("%-d.%-m.%Y|%e|%j|%I %-I %p|%F %D %T|%-y|%q", seconds);
+        let of = |seconds| strftime("%-d.%-m.%Y|%e|%j|%I %-I %p|%F %D %T|%-y|%E!", seconds);
         assert_eq!(
             of(1_772_409_845),
-            "2.3.2026| 2|061|12 12 AM|2026-03-02 03/02/26 00:04:05|26|%q"
+            "2.3.2026| 2|061|12 12 AM|2026-03-02 03/02/26 00:04:05|26|%E!"
         );
+        // Formats of others are not trusted.
+        for odd in ["%", "%#z", "100 %!", "%-", "é%"] {
+            assert_eq!(strftime(odd, 0), odd);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Error, Result};
 use crate::report::files;
+use crate::report::units::hex;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fs;
@@ -159,10 +160,6 @@ impl SessionKey {
 /// 32 random bytes, as text.
 pub fn nonce() -> String {
     hex(&rand::random::<[u8; 32]>())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -58,7 +58,7 @@ impl Run {
             .plan
             .log_format
             .text(&record, None, steps, terminal::width());
-        println!("{text}");
+        outln!("{text}");
         Ok(record)
     }
 

@@ -23,11 +23,8 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
         shapes: &ahead.shapes.of_training(),
         metrics: ahead.metrics,
     };
-    Ok(of_steps(
-        &emitted(&mut training, Target::CPU)?,
-        mesh,
-        accumulation,
-    ))
+    let target = training.session.cache().target();
+    Ok(of_steps(&emitted(&mut training, target)?, mesh, accumulation))
 }
 
 /// The run's graphs as they are emitted for a target: equal nodes are one by then. Layers are always

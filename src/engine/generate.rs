@@ -362,7 +362,7 @@ impl Generator {
             prompt.len() + new.len() == positions && new.len() < request.max_new_tokens
         };
         if rows.iter().zip(&new).any(is_cut) {
-            eprintln!("note: the model has {positions} positions; a text ends there");
+            errln!("note: the model has {positions} positions; a text ends there");
         }
         Ok(readers.into_iter().map(|reader| reader.text).collect())
     }

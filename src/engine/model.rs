@@ -11,10 +11,11 @@ use crate::report::progress::say;
 use crate::report::units::{bytes, count};
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
+use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use xtrain_graphs::DType;
-use xtrain_models::{Axis, Config, HeadKind, Model, StoredName, stored_name};
+use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -92,6 +93,7 @@ impl ModelConfig {
         let Some(directory) = self.directory else {
             return Ok(LoadedModel {
                 model,
+                trained: Trained::All,
                 weights: None,
                 generation: None,
             });
@@ -149,6 +151,7 @@ impl ModelConfig {
         }
         Ok(LoadedModel {
             model,
+            trained: Trained::All,
             weights: Some((weights, head)),
             generation: self.generation,
         })
@@ -179,11 +182,26 @@ fn tables(model: &dyn Model, weights: &Weights, rows: usize) -> Vec<String> {
 pub struct LoadedModel {
     /// Its forward pass and the list of its parameters.
     pub model: Box<dyn Model>,
+    /// Which of them training changes.
+    pub trained: Trained,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,
 }
 
 impl LoadedModel {
+    /// Chooses what is trained, once; without it everything is.
+    ///
+    /// # Errors
+    /// If it is no choice, the model lacks what is named, or nothing is left to train.
+    pub fn train(&mut self, trained: Result<Trained, TrainedError>) -> Result<(), Error> {
+        let chosen = trained.and_then(|trained| {
+            trained.choose(&*self.model)?;
+            Ok(trained)
+        });
+        self.trained = chosen.map_err(|error| Error::usage(error.to_string(), error.hint()))?;
+        Ok(())
+    }
+
     /// Refuses a model whose weights alone, in f32 and shared by all processes, are more than this
     /// machine's memory, before anything is compiled or allocated for it.
     ///
@@ -273,9 +291,18 @@ impl LoadedModel {
 const MOST_PARAMETERS: u64 = 1 << 44;
 
 /// The numbers in all of a model's weights.
-fn parameter_count(model: &dyn Model) -> u64 {
-    let parameters = model.parameters();
-    let counts = parameters.iter().map(|parameter| {
+pub fn parameter_count(model: &dyn Model) -> u64 {
+    count_where(model, |_| true)
+}
+
+/// Those that training changes.
+pub fn trained_count(model: &dyn Model) -> u64 {
+    count_where(model, |parameter| parameter.trained)
+}
+
+fn count_where(model: &dyn Model, is_counted: fn(&ParameterSpec) -> bool) -> u64 {
+    let parameters = model.parameters().into_iter().filter(is_counted);
+    let counts = parameters.map(|parameter| {
         let dims = parameter.dims.iter().map(|&dim| dim as u64);
         dims.fold(1, u64::saturating_mul)
     });

@@ -25,6 +25,7 @@ use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::RunLog;
 use crate::trainer::session::Session;
 use crate::trainer::settings::ExampleOrder;
+use crate::trainer::trained::Trained;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -138,7 +139,11 @@ impl Run {
         } else {
             (Purpose::Use, Head::Saved)
         };
-        let (loaded, mut task, tokenizer) = load_task(&plan, purpose, head)?;
+        let (mut loaded, mut task, tokenizer) = load_task(&plan, purpose, head)?;
+        if plan.do_train {
+            let flags = &plan.train.flags;
+            loaded.train(Trained::new(&flags.freeze, &flags.train_only))?;
+        }
         check_best(&plan.train, &task)?;
         check_smoothing(&plan.train, &*loaded.model)?;
         let mut alike = config::together(&plan.settings);

@@ -8,7 +8,7 @@ use xtrain_models::Model;
 /// Begins them for a run that starts at `step`.
 ///
 /// # Errors
-/// If one cannot be reached or written: before the first step, that is for the user to mend.
+/// One cannot be reached or written: the user can fix that before the first step.
 pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers, Error> {
     let settings = plan.settings.iter();
     let run = RunDescription {
@@ -29,7 +29,7 @@ pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers
         };
         started.map_err(|error| {
             Error::failed(format!("--report_to {name}: {error}"))
-                .with_hint("mend that, or leave it out of --report_to")
+                .with_hint("fix it, or remove it from --report_to")
         })
     };
     let started = plan.names.iter().map(start).collect::<Result<_, _>>()?;

@@ -256,7 +256,7 @@ impl Labelled for TokenClsDataSettings {
             text.push('\n');
         }
         if unlabelled > 0 {
-            eprintln!(
+            errln!(
                 "note: {unlabelled} words have no label: they begin beyond {} tokens (--max_seq_length), or have none",
                 context.length
             );

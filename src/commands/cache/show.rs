@@ -17,18 +17,18 @@ pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
     let listed = choose(&entries, id, store)?;
     let mut entry = open(store, &listed.id)?;
     match form {
-        ShowForm::Json => println!("{}", describe(listed)),
-        ShowForm::Text => print!("{}", text(store, listed, &mut entry)?),
-        ShowForm::Hlo => print!(
+        ShowForm::Json => outln!("{}", describe(listed)),
+        ShowForm::Text => out!("{}", text(store, listed, &mut entry)?),
+        ShowForm::Hlo => out!(
             "{}",
             hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
         ),
-        ShowForm::StableHlo => print!(
+        ShowForm::StableHlo => out!(
             "{}",
             stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
         ),
-        ShowForm::Memory => print!("{}", peak_text(store, listed, &mut entry)?),
-        ShowForm::OptimizedHlo => print!("{}", optimized(store, listed, &mut entry)?),
+        ShowForm::Memory => out!("{}", peak_text(store, listed, &mut entry)?),
+        ShowForm::OptimizedHlo => out!("{}", optimized(store, listed, &mut entry)?),
     }
     Ok(())
 }
@@ -301,13 +301,14 @@ pub fn explain(store: &Store, older: Option<&str>, newer: &str) -> Result<(), Er
     );
     let (old, new) = (&old_entry.header, &new_entry.header);
     if old.phase != new.phase {
-        println!(
+        outln!(
             "graph: `{}` is another graph of the run than `{}`",
-            new.phase, old.phase
+            new.phase,
+            old.phase
         );
         return Ok(());
     }
-    println!(
+    outln!(
         "{}",
         Explanation::new(
             (&old.key, &old.origin),

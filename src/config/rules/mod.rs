@@ -128,6 +128,11 @@ rules! {
     model_has_the_labels for TRAINING | EVAL | PREDICT in contents;
     length_is_within_the_model for READING in contents;
     mesh_divides_the_model for TRAIN_EVAL | BENCH in contents;
+    one_choice_of_what_is_trained for TRAIN
+        if flags.freeze.is_given() && flags.train_only.is_given() =>
+        "--freeze and --train_only each say all of what is trained",
+        "leave one of them out";
+    trained_parameters_are_the_models for TRAIN in contents;
     tokenizer_is_there for READING | GENERATE in model;
     something_to_train_on for TRAINING in data;
     something_to_evaluate_on for TRAINING | EVAL in data;

@@ -2,11 +2,14 @@
 //! a rendering may take.
 
 use super::python;
+use chrono::DateTime;
+use chrono::format::StrftimeItems;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The name that a template has within its environment.
@@ -142,99 +145,19 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     text
 }
 
-/// The date and time, in UTC, by a format of C's `strftime`; of its letters those that name days,
-/// months, years and times.
+/// The date and time, in UTC, by a format of C's `strftime`; letters that it does not have stay.
 pub(super) fn strftime(format: &str, seconds: u64) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    // The epoch was a Thursday.
-    const DAYS: [&str; 7] = [
-        "Thursday",
-        "Friday",
-        "Saturday",
-        "Sunday",
-        "Monday",
-        "Tuesday",
-        "Wednesday",
-    ];
-    let leaps = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let (mut year, mut day) = (1970, days);
-    while day >= 365 + u64::from(leaps(year)) {
-        day -= 365 + u64::from(leaps(year));
-        year += 1;
-    }
-    let day_of_year = day;
-    let mut month = 0;
-    let lengths = |month: usize| match month {
-        1 => 28 + u64::from(leaps(year)),
-        3 | 5 | 8 | 10 => 30,
-        _ => 31,
-    };
-    while day >= lengths(month) {
-        day -= lengths(month);
-        month += 1;
-    }
+    let time = i64::try_from(seconds).ok();
+    let time = time.and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    let items = StrftimeItems::new_lenient(format);
     let mut text = String::new();
-    let mut letters = format.chars();
-    while let Some(letter) = letters.next() {
-        if letter != '%' {
-            text.push(letter);
-            continue;
-        }
-        let mut kind = letters.next();
-        // glibc's mark for a number without zeros before it.
-        let is_short = kind == Some('-');
-        if is_short {
-            kind = letters.next();
-        }
-        let number = |number: u64, width: usize| {
-            if is_short {
-                number.to_string()
-            } else {
-                format!("{number:0width$}")
-            }
-        };
-        let hour = match time / 3600 % 12 {
-            0 => 12,
-            hour => hour,
-        };
-        text.push_str(&match kind {
-            Some('Y') => year.to_string(),
-            Some('y') => number(year % 100, 2),
-            Some('m') => number(month as u64 + 1, 2),
-            Some('B') => MONTHS[month].to_string(),
-            Some('b') => MONTHS[month][..3].to_string(),
-            Some('d') => number(day + 1, 2),
-            Some('e') => format!("{:2}", day + 1),
-            Some('j') => number(day_of_year + 1, 3),
-            Some('A') => DAYS[(days % 7) as usize].to_string(),
-            Some('a') => DAYS[(days % 7) as usize][..3].to_string(),
-            Some('H') => number(time / 3600, 2),
-            Some('I') => number(hour, 2),
-            Some('p') => if time < 43_200 { "AM" } else { "PM" }.to_string(),
-            Some('M') => number(time / 60 % 60, 2),
-            Some('S') => number(time % 60, 2),
-            Some('F') => strftime("%Y-%m-%d", seconds),
-            Some('D' | 'x') => strftime("%m/%d/%y", seconds),
-            Some('T' | 'X') => strftime("%H:%M:%S", seconds),
-            Some('%') | None => "%".to_string(),
-            Some(other) => format!("%{other}"),
-        });
+    match write!(
+        text,
+        "{}",
+        time.unwrap_or_default().format_with_items(items)
+    ) {
+        Ok(()) => text,
+        // A letter that only a reader of dates has.
+        Err(_) => format.to_string(),
     }
-    text
 }

@@ -1,4 +1,4 @@
-//! Experiment trackers (`--report_to`): each gets what a run is at its start, then every record.
+//! Experiment trackers (`--report_to`): each gets a description of the run, then every record.
 
 pub mod event;
 mod mlflow;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// What a run is, for a tracker.
+/// The description of a run for a tracker.
 pub struct RunDescription {
     /// Settings by name, as typed or by default.
     pub settings: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ impl RunDescription {
     }
 }
 
-/// An error of the system's with the path that it is about, which tells a user more than its words.
+/// Adds the path to a system error, which does not name it.
 fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
     move |error| {
         io::Error::new(
@@ -89,7 +89,7 @@ impl Trackers {
         self.each(|tracker| tracker.record(record));
     }
 
-    /// Ends them; what is recorded later goes nowhere.
+    /// Ends them; later records are dropped.
     pub fn end(&mut self, end: RunEnd) {
         self.each(|tracker| tracker.end(end));
         self.0.clear();
@@ -111,7 +111,7 @@ impl Trackers {
 }
 
 impl Drop for Trackers {
-    /// Whoever ends well has ended them before.
+    /// A successful run has ended them before.
     fn drop(&mut self) {
         self.end(RunEnd::Failed);
     }
