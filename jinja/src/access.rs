@@ -16,16 +16,58 @@ enum Member {
 }
 
 const STR: [&str; 44] = [
-    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format",
-    "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit",
-    "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper",
-    "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace",
-    "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines",
-    "startswith", "strip", "swapcase", "title", "upper", "zfill",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "format_map",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "zfill",
 ];
 
 /// Names of a type's methods, of those that would change it, and of those that are not built.
-type Names = (&'static [&'static str], &'static [&'static str], &'static [&'static str]);
+type Names = (
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+);
 
 fn names(value: &Value) -> Names {
     match value {
@@ -34,7 +76,12 @@ fn names(value: &Value) -> Names {
             &[],
             &[],
             &[
-                "striptags", "unescape", "escape", "encode", "maketrans", "translate",
+                "striptags",
+                "unescape",
+                "escape",
+                "encode",
+                "maketrans",
+                "translate",
             ],
         ),
         Value::List(_) => (
@@ -66,13 +113,24 @@ fn names(value: &Value) -> Names {
         Value::Iter(_) => (
             &[],
             &["gi_code", "gi_frame"],
-            &["close", "gi_running", "gi_suspended", "gi_yieldfrom", "send", "throw"],
+            &[
+                "close",
+                "gi_running",
+                "gi_suspended",
+                "gi_yieldfrom",
+                "send",
+                "throw",
+            ],
         ),
         Value::Object(object) => match &**object {
             Object::Function("dict") => (&["fromkeys"], &[], &[]),
             Object::Loop(_) => (&["changed", "cycle"], &[], &[]),
             Object::Cycler { .. } => (&["next", "reset"], &[], &[]),
-            Object::Macro(_) => (&[], &[], &["catch_kwargs", "catch_varargs", "explicit_caller"]),
+            Object::Macro(_) => (
+                &[],
+                &[],
+                &["catch_kwargs", "catch_varargs", "explicit_caller"],
+            ),
             _ => (&[], &[], &[]),
         },
         Value::Undefined(_) | Value::None | Value::Namespace(_) => (&[], &[], &[]),
@@ -179,7 +237,9 @@ pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value> {
         return Ok(found.clone());
     }
     let kind = described(value);
-    Ok(Value::undefined(format!("'{kind}' has no attribute '{name}'")))
+    Ok(Value::undefined(format!(
+        "'{kind}' has no attribute '{name}'"
+    )))
 }
 
 /// Whether `value` has this attribute, items aside.
@@ -204,14 +264,17 @@ pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
         Value::Dict(dict) => match key {
             // These are no keys.
             Value::List(_) | Value::Dict(_) | Value::View(..) => None,
-            key => dict.get(key)?.cloned(),
+            key => match dict.get(key) {
+                Ok(found) => found.cloned(),
+                Err(crate::error::Error::Steps) => return Err(crate::error::Error::Steps),
+                // A tuple with a list in it is none either.
+                Err(_) => None,
+            },
         },
         Value::List(seq) | Value::Tuple(seq) => {
             place(seq.items.len()).map(|index| seq.items[index].clone())
         }
-        Value::Range(range) => {
-            place(range.len() as usize).map(|index| range.at(index as i128))
-        }
+        Value::Range(range) => place(range.len() as usize).map(|index| range.at(index as i128)),
         Value::Str(text) | Value::Markup(text) => {
             meter::spend_bytes(text.len())?;
             let letter = place(text.chars().count()).and_then(|index| text.chars().nth(index));
@@ -230,7 +293,9 @@ pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
             return given(value, name, member);
         }
         let kind = described(value);
-        return Ok(Value::undefined(format!("'{kind}' has no attribute '{name}'")));
+        return Ok(Value::undefined(format!(
+            "'{kind}' has no attribute '{name}'"
+        )));
     }
     let (kind, key) = (described(value), key.repr().unwrap_or_default());
     Ok(Value::undefined(format!("{kind} has no element {key}")))

@@ -21,14 +21,18 @@ impl Args {
     ) -> Result<[Option<Value>; N]> {
         if self.positional.len() > N {
             let given = self.positional.len();
-            return refuse(format!("{function}() takes at most {N} arguments ({given} given)"));
+            return refuse(format!(
+                "{function}() takes at most {N} arguments ({given} given)"
+            ));
         }
         let mut bound = [const { None }; N];
         for (place, value) in bound.iter_mut().zip(&self.positional) {
             *place = Some(value.clone());
         }
         for (name, value) in &self.named {
-            let place = parameters.iter().position(|it| !it.is_empty() && **it == **name);
+            let place = parameters
+                .iter()
+                .position(|it| !it.is_empty() && **it == **name);
             match place {
                 Some(place) if bound[place].is_none() => bound[place] = Some(value.clone()),
                 Some(_) => {
@@ -67,7 +71,9 @@ pub(crate) fn int(value: &Value, what: &str) -> Result<i128> {
         Some(value) => Ok(value),
         None => {
             let kind = value.type_name();
-            refuse(format!("{what}: '{kind}' object cannot be interpreted as an integer"))
+            refuse(format!(
+                "{what}: '{kind}' object cannot be interpreted as an integer"
+            ))
         }
     }
 }

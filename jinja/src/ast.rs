@@ -104,7 +104,6 @@ pub(crate) struct For {
     pub is_recursive: bool,
     pub body: Vec<Stmt>,
     pub otherwise: Vec<Stmt>,
-    pub line: u32,
 }
 
 /// A statement and its line.

@@ -18,12 +18,60 @@ use std::sync::Arc;
 mod items;
 
 const FILTERS: [&str; 54] = [
-    "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e",
-    "escape", "filesizeformat", "first", "float", "forceescape", "format", "groupby", "indent",
-    "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "pprint",
-    "random", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
-    "selectattr", "slice", "sort", "string", "striptags", "sum", "title", "tojson", "trim",
-    "truncate", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "filesizeformat",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "random",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "urlize",
+    "wordcount",
+    "wordwrap",
+    "xmlattr",
 ];
 
 /// Whether there is such a filter.
@@ -63,7 +111,9 @@ pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
                 return access::attribute(value, &attribute);
             }
             let kind = value.type_name();
-            Ok(Value::undefined(format!("'{kind} object' has no attribute '{attribute}'")))
+            Ok(Value::undefined(format!(
+                "'{kind} object' has no attribute '{attribute}'"
+            )))
         }
         "tojson" => to_json(value, args),
         "pprint" => {
@@ -155,7 +205,10 @@ fn of_text(name: &str, value: &Value, args: &Args) -> Result<Value> {
             let [letters] = args.bind(name, ["chars"], 0)?;
             let letters = optional_text(letters.as_ref(), "strip arg")?;
             let it = value.to_text()?;
-            return like(value, strings::stripped(&it, "strip", letters.as_deref()).to_string());
+            return like(
+                value,
+                strings::stripped(&it, "strip", letters.as_deref()).to_string(),
+            );
         }
         _ => args.none(name)?,
     }
@@ -197,7 +250,6 @@ fn titled(it: &str) -> String {
 fn truncated(value: &Value, args: &Args) -> Result<Value> {
     let names = ["length", "killwords", "end", "leeway"];
     let [length, kills, end, leeway] = args.bind("truncate", names, 0)?;
-    let it = text_of(value, "the text to truncate")?;
     let number = |value: &Option<Value>| optional_int(value.as_ref(), "length");
     let length = number(&length)?.unwrap_or(255);
     let leeway = number(&leeway)?.unwrap_or(5);
@@ -209,14 +261,23 @@ fn truncated(value: &Value, args: &Args) -> Result<Value> {
     if length < end_length || leeway < 0 {
         return refuse(format!("expected length >= {end_length}, got {length}"));
     }
-    if it.chars().count() as i128 <= length + leeway {
-        return Ok(value.clone());
+    match value.len() {
+        Some(found) if found as i128 <= length + leeway => return Ok(value.clone()),
+        Some(_) => {}
+        None => {
+            return refuse(format!(
+                "object of type '{}' has no len()",
+                value.type_name()
+            ));
+        }
     }
+    let it = text_of(value, "the text to truncate")?;
     let kept: String = it.chars().take((length - end_length) as usize).collect();
     let kept = if kills.is_some_and(|kills| kills.is_true()) {
         &kept
     } else {
-        kept.rsplit_once(' ').map_or(kept.as_str(), |(before, _)| before)
+        kept.rsplit_once(' ')
+            .map_or(kept.as_str(), |(before, _)| before)
     };
     Value::text(format!("{kept}{end}"))
 }
@@ -287,14 +348,21 @@ fn escapes(name: &str, value: &Value, args: &Args) -> Result<Value> {
                     Err(_) => return refuse("urlencode: not a pair"),
                 };
                 let (key, value) = (key.to_text()?, value.to_text()?);
-                parts.push(format!("{}={}", url_quoted(&key, true), url_quoted(&value, true)));
+                parts.push(format!(
+                    "{}={}",
+                    url_quoted(&key, true),
+                    url_quoted(&value, true)
+                ));
             }
             Value::text(parts.join("&"))
         }
         _ => {
             let [space] = args.bind(name, ["autospace"], 0)?;
             let Value::Dict(dict) = value.defined()? else {
-                return refuse(format!("'{}' object has no attribute 'items'", value.type_name()));
+                return refuse(format!(
+                    "'{}' object has no attribute 'items'",
+                    value.type_name()
+                ));
             };
             let mut parts = Vec::new();
             for (key, value) in dict.entries() {
@@ -302,7 +370,8 @@ fn escapes(name: &str, value: &Value, args: &Args) -> Result<Value> {
                     continue;
                 }
                 let key = text_of(key, "attribute name")?;
-                let is_bad = |letter: char| letter.is_ascii_whitespace() || "\u{b}/>=".contains(letter);
+                let is_bad =
+                    |letter: char| letter.is_ascii_whitespace() || "\u{b}/>=".contains(letter);
                 if key.contains(is_bad) {
                     return refuse(format!("Invalid character in attribute name: '{key}'"));
                 }

@@ -210,7 +210,9 @@ impl Spec {
     }
 
     fn padded(&self, sign: &str, body: &str, usual: char) -> String {
-        let room = self.width.saturating_sub(sign.chars().count() + body.chars().count());
+        let room = self
+            .width
+            .saturating_sub(sign.chars().count() + body.chars().count());
         let fill = |count: usize| self.fill.to_string().repeat(count);
         match self.align.unwrap_or(usual) {
             '<' => format!("{sign}{body}{}", fill(room)),
@@ -246,7 +248,9 @@ fn written(value: &Value, text: &str) -> Result<String> {
             }
             let is_text = matches!(spec.kind, None | Some('s')) && spec.group.is_none();
             if !is_text || spec.align == Some('=') || spec.is_alternate || spec.sign != '-' {
-                return refuse(format!("Invalid format specifier '{text}' for object of type 'str'"));
+                return refuse(format!(
+                    "Invalid format specifier '{text}' for object of type 'str'"
+                ));
             }
             let cut: String = match spec.precision {
                 Some(most) => it.chars().take(most).collect(),
@@ -260,6 +264,10 @@ fn written(value: &Value, text: &str) -> Result<String> {
             match spec.kind {
                 None | Some('d' | 'b' | 'o' | 'x' | 'X') => int(number, spec),
                 Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => float(number as f64, spec),
+                Some('c') => match u32::try_from(number).ok().and_then(char::from_u32) {
+                    Some(letter) => Ok(spec.padded("", &letter.to_string(), '<')),
+                    None => refuse("%c arg not in range(0x110000)"),
+                },
                 Some(kind) => refuse(format!(
                     "Unknown format code '{kind}' for object of type 'int'"
                 )),

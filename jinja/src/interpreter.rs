@@ -143,7 +143,9 @@ impl Interpreter {
     fn body(&mut self, body: &[Stmt], scope: &Rc<Scope>) -> Result<Flow> {
         for (statement, line) in body {
             meter::spend(1)?;
-            let flow = self.statement(statement, scope).map_err(|error| error.at(*line))?;
+            let flow = self
+                .statement(statement, scope)
+                .map_err(|error| error.at(*line))?;
             if flow != Flow::Next {
                 return Ok(flow);
             }
@@ -210,7 +212,11 @@ impl Interpreter {
                 self.emit(&text)?;
             }
             StmtKind::Block(body, is_scoped) => {
-                let outer = if *is_scoped { scope.clone() } else { top(scope) };
+                let outer = if *is_scoped {
+                    scope.clone()
+                } else {
+                    top(scope)
+                };
                 let inner = Scope::new(Some(&outer));
                 self.body(body, &inner)?;
             }
@@ -253,9 +259,7 @@ impl Interpreter {
                 let values = value.items()?;
                 if values.len() != targets.len() {
                     let (wanted, found) = (targets.len(), values.len());
-                    return refuse(format!(
-                        "values to unpack: expected {wanted}, got {found}"
-                    ));
+                    return refuse(format!("values to unpack: expected {wanted}, got {found}"));
                 }
                 for (target, value) in targets.iter().zip(values) {
                     self.assign(target, value, scope)?;
@@ -497,12 +501,7 @@ impl Interpreter {
     }
 
     /// Filters of a value, or of what a block gives.
-    fn filtered(
-        &mut self,
-        expr: &Expr,
-        block: Option<Value>,
-        scope: &Rc<Scope>,
-    ) -> Result<Value> {
+    fn filtered(&mut self, expr: &Expr, block: Option<Value>, scope: &Rc<Scope>) -> Result<Value> {
         let Expr::Filter(value, name, arguments) = expr else {
             return self.eval(expr, scope);
         };
@@ -543,7 +542,11 @@ impl Interpreter {
             Object::Joiner { separator, is_used } => {
                 args.none("joiner")?;
                 let is_first = !is_used.replace(true);
-                Ok(if is_first { Value::str("") } else { separator.clone() })
+                Ok(if is_first {
+                    Value::str("")
+                } else {
+                    separator.clone()
+                })
             }
             Object::Loop(state) => {
                 let recursion = state.borrow().recursion.clone();
@@ -615,14 +618,18 @@ impl Interpreter {
             scope.set("kwargs".into(), Value::dict(kwargs));
         } else if let Some((name, _)) = named.first() {
             let shown = shown();
-            return refuse(format!("macro '{shown}' takes no keyword argument '{name}'"));
+            return refuse(format!(
+                "macro '{shown}' takes no keyword argument '{name}'"
+            ));
         }
         if def.uses_varargs {
             let rest = positional[given..].to_vec();
             scope.set("varargs".into(), Value::tuple(rest)?);
         } else if positional.len() > count {
             let shown = shown();
-            return refuse(format!("macro '{shown}' takes not more than {count} argument(s)"));
+            return refuse(format!(
+                "macro '{shown}' takes not more than {count} argument(s)"
+            ));
         }
         for index in missing {
             let name = &def.parameters[index];
@@ -633,9 +640,7 @@ impl Interpreter {
             };
             scope.set(name.clone(), value);
         }
-        self.deeper(|interpreter| {
-            interpreter.captured(|it| it.body(&def.body, &scope).map(drop))
-        })
+        self.deeper(|interpreter| interpreter.captured(|it| it.body(&def.body, &scope).map(drop)))
     }
 }
 

@@ -46,9 +46,9 @@ impl Layout {
             Value::Dict(dict) => {
                 let mut entries: Vec<_> = dict.entries().cloned().collect();
                 if self.is_sorted {
-                    let keyed = entries.into_iter().map(|(key, value)| {
-                        Ok((key.clone(), Value::tuple(vec![key, value])?))
-                    });
+                    let keyed = entries
+                        .into_iter()
+                        .map(|(key, value)| Ok((key.clone(), Value::tuple(vec![key, value])?)));
                     let sorted = Value::sort(keyed.collect::<Result<_>>()?, false)?;
                     let pairs = sorted.iter().filter_map(|pair| match pair {
                         Value::Tuple(pair) => Some((pair.items[0].clone(), pair.items[1].clone())),

@@ -161,7 +161,9 @@ impl<'a> Lexer<'a> {
             let sign = sign(&rest[start + 2..]);
             let inside = &rest[start + 2 + usize::from(sign.is_some())..];
             let word = inside.trim_start_matches(is_space);
-            let ends = word.strip_prefix("endraw").map(|rest| rest.trim_start_matches(is_space));
+            let ends = word
+                .strip_prefix("endraw")
+                .map(|rest| rest.trim_start_matches(is_space));
             let close = ends.and_then(|rest| {
                 let (end_sign, rest) = match rest.strip_prefix(['-', '+']) {
                     Some(after) => (rest.chars().next(), after),
@@ -419,7 +421,10 @@ fn unescaped(literal: &str) -> Result<String, String> {
             't' => text.push('\t'),
             'v' => text.push('\u{b}'),
             '0'..='7' => {
-                let octal = escape.bytes().take(3).take_while(|byte| (b'0'..=b'7').contains(byte));
+                let octal = escape
+                    .bytes()
+                    .take(3)
+                    .take_while(|byte| (b'0'..=b'7').contains(byte));
                 used = octal.count();
                 let code = u32::from_str_radix(&escape[..used], 8).unwrap_or(0);
                 text.extend(char::from_u32(code));

@@ -16,7 +16,14 @@ const LONGEST_RANGE: i128 = 100_000;
 
 /// Names that are there without being given.
 pub(crate) const GLOBALS: [&str; 8] = [
-    "range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now",
+    "range",
+    "dict",
+    "lipsum",
+    "cycler",
+    "joiner",
+    "namespace",
+    "raise_exception",
+    "strftime_now",
 ];
 
 /// `value.name(*args)`.
@@ -74,7 +81,10 @@ fn search(items: &[Value], name: &str, args: &Args) -> Result<Value> {
             return Ok(Value::Int(index));
         }
     }
-    refuse(format!("{} is not in list", what.repr().unwrap_or_default()))
+    refuse(format!(
+        "{} is not in list",
+        what.repr().unwrap_or_default()
+    ))
 }
 
 fn dict_call(dict: &Rc<Dict>, name: &str, args: &Args) -> Result<Value> {
@@ -168,7 +178,10 @@ pub(crate) fn function(name: &str, args: &Args) -> Result<Value> {
             let [separator] = args.bind(name, ["sep"], 0)?;
             let separator = separator.unwrap_or_else(|| Value::str(", "));
             let is_used = Cell::new(false);
-            Ok(Value::Object(Rc::new(Object::Joiner { separator, is_used })))
+            Ok(Value::Object(Rc::new(Object::Joiner {
+                separator,
+                is_used,
+            })))
         }
         "raise_exception" => {
             let [message] = args.bind(name, ["message"], 1)?;
@@ -210,7 +223,10 @@ fn range(args: &Args) -> Result<Value> {
         return refuse("range() arg 3 must not be zero");
     }
     let largest = u128::from(i64::MAX.unsigned_abs());
-    if [start, stop, step].iter().any(|it| it.unsigned_abs() > largest) {
+    if [start, stop, step]
+        .iter()
+        .any(|it| it.unsigned_abs() > largest)
+    {
         return refuse("Range too big");
     }
     let range = Range { start, stop, step };

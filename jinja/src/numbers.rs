@@ -15,7 +15,10 @@ pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
                 Value::Float(number) => Ok(Value::Float(number.abs())),
                 other if other.as_int().is_some_and(|it| it < 0) => ops::signed(true, other),
                 other if other.as_int().is_some() => ops::signed(false, other),
-                other => refuse(format!("bad operand type for abs(): '{}'", other.type_name())),
+                other => refuse(format!(
+                    "bad operand type for abs(): '{}'",
+                    other.type_name()
+                )),
             }
         }
         "int" => {
@@ -46,9 +49,9 @@ fn parsed_int(text: &str, base: i128) -> Result<Option<i128>> {
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let lower = digits.to_ascii_lowercase();
-    let prefixed = [("0b", 2), ("0o", 8), ("0x", 16)].into_iter().find(|(prefix, radix)| {
-        lower.starts_with(prefix) && (base == 0 || base == *radix)
-    });
+    let prefixed = [("0b", 2), ("0o", 8), ("0x", 16)]
+        .into_iter()
+        .find(|(prefix, radix)| lower.starts_with(prefix) && (base == 0 || base == *radix));
     let (radix, digits) = match prefixed {
         // One underscore may follow the prefix.
         Some((_, radix)) => {
@@ -58,7 +61,10 @@ fn parsed_int(text: &str, base: i128) -> Result<Option<i128>> {
         None if base == 0 => return not_built("int with base 0"),
         None => (base, lower.as_str()),
     };
-    let Some(radix) = u32::try_from(radix).ok().filter(|radix| (2..=36).contains(radix)) else {
+    let Some(radix) = u32::try_from(radix)
+        .ok()
+        .filter(|radix| (2..=36).contains(radix))
+    else {
         return refuse("int() base must be >= 2 and <= 36, or 0");
     };
     let is_separated = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
@@ -104,7 +110,8 @@ fn parsed_float(text: &str) -> Option<f64> {
     let is_separated = |text: &str| {
         let bytes = text.as_bytes();
         let is_digit = |at: Option<usize>| {
-            at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit)
+            at.and_then(|at| bytes.get(at))
+                .is_some_and(u8::is_ascii_digit)
         };
         let mut places = (0..bytes.len()).filter(|at| bytes[*at] == b'_');
         places.all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)))
@@ -134,7 +141,10 @@ fn round(value: &Value, args: &Args) -> Result<Value> {
     let [precision, method] = args.bind("round", ["precision", "method"], 0)?;
     let precision = int(&precision.unwrap_or(Value::Int(0)), "precision")?;
     let method = method.unwrap_or_else(|| Value::str("common"));
-    let method = method.as_str().map(|method| method.to_string()).unwrap_or_default();
+    let method = method
+        .as_str()
+        .map(|method| method.to_string())
+        .unwrap_or_default();
     let value = value.defined()?;
     match method.as_str() {
         "common" => {}
@@ -143,7 +153,11 @@ fn round(value: &Value, args: &Args) -> Result<Value> {
             let scaled = ops::binary(BinaryOp::Mul, value, &ten)?;
             let whole = match scaled {
                 Value::Float(number) => {
-                    let number = if method == "ceil" { number.ceil() } else { number.floor() };
+                    let number = if method == "ceil" {
+                        number.ceil()
+                    } else {
+                        number.floor()
+                    };
                     match cut(number, false)? {
                         Some(number) => Value::Int(number),
                         None => return refuse("cannot convert float NaN to integer"),

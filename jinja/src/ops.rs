@@ -2,10 +2,10 @@
 
 use crate::ast::BinaryOp;
 use crate::error::{Result, refuse};
+use crate::escape::escaped;
 use crate::meter;
 use crate::printf;
 use crate::value::{Number, Range, Value, ViewKind};
-use crate::escape::escaped;
 use std::rc::Rc;
 
 /// `a op b`.
@@ -64,11 +64,16 @@ fn unsupported<T>(op: BinaryOp, a: &Value, b: &Value) -> Result<T> {
         BinaryOp::Pow => "** or pow()",
     };
     let (a, b) = (a.type_name(), b.type_name());
-    refuse(format!("unsupported operand type(s) for {symbol}: '{a}' and '{b}'"))
+    refuse(format!(
+        "unsupported operand type(s) for {symbol}: '{a}' and '{b}'"
+    ))
 }
 
 fn copies(items: &[Value], count: usize) -> Vec<Value> {
-    std::iter::repeat_n(items, count).flatten().cloned().collect()
+    std::iter::repeat_n(items, count)
+        .flatten()
+        .cloned()
+        .collect()
 }
 
 /// A text or list several times.
@@ -276,7 +281,11 @@ pub(crate) fn slice_indices(
         return refuse("slice step cannot be zero");
     }
     let length = length as i128;
-    let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let (low, high) = if step > 0 {
+        (0, length)
+    } else {
+        (-1, length - 1)
+    };
     let bound = |value: Option<i128>, usual: i128| match value {
         None => usual,
         Some(value) if value < 0 => (value + length).max(low),

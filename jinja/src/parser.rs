@@ -218,6 +218,14 @@ impl Parser {
         body
     }
 
+    /// As [`Parser::scope_to`], for a body whose text is taken: a loop around it cannot end there.
+    fn captured_to(&mut self, end: &str) -> Result<Vec<Stmt>> {
+        let loops = std::mem::replace(&mut self.loops, 0);
+        let body = self.scope_to(end);
+        self.loops = loops;
+        body
+    }
+
     fn statement(&mut self) -> Result<Vec<StmtKind>> {
         let Token::Name(tag) = self.token() else {
             return self.fail("tag name expected");
@@ -233,7 +241,7 @@ impl Parser {
             "filter" => {
                 self.advance();
                 let filters = self.filters(None, true)?;
-                StmtKind::FilterBlock(filters, self.scope_to("endfilter")?)
+                StmtKind::FilterBlock(filters, self.captured_to("endfilter")?)
             }
             "block" => self.block_statement()?,
             "print" => return self.print_statement(),
@@ -274,7 +282,6 @@ impl Parser {
     }
 
     fn for_statement(&mut self) -> Result<StmtKind> {
-        let line = self.line();
         self.advance();
         let target = self.target(&["in"], false)?;
         if !self.skip_name("in") {
@@ -309,7 +316,6 @@ impl Parser {
             is_recursive,
             body,
             otherwise,
-            line,
         })))
     }
 
@@ -349,7 +355,7 @@ impl Parser {
         } else {
             None
         };
-        let body = self.scope_to("endset")?;
+        let body = self.captured_to("endset")?;
         Ok(StmtKind::SetBlock(target, filters, body))
     }
 
@@ -423,7 +429,9 @@ impl Parser {
             let name = self.expect_name()?;
             self.assignable(&name)?;
             if parameters.contains(&name) {
-                return self.fail(format!("duplicate argument '{name}' in function definition"));
+                return self.fail(format!(
+                    "duplicate argument '{name}' in function definition"
+                ));
             }
             parameters.push(name);
             if self.skip_op("=") {

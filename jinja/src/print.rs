@@ -47,7 +47,11 @@ impl Value {
                 write_items(out, "(", &seq.items, close, namespaces)?;
             }
             Value::Dict(dict) => {
-                write_entries(out, dict.entries().map(|(key, value)| (key, value)), namespaces)?;
+                write_entries(
+                    out,
+                    dict.entries().map(|(key, value)| (key, value)),
+                    namespaces,
+                )?;
             }
             Value::Range(range) if range.step == 1 => {
                 out.push_str(&format!("range({}, {})", range.start, range.stop));
@@ -70,7 +74,9 @@ impl Value {
                 }
                 out.push_str("<Namespace ");
                 let names = names.borrow();
-                let entries = names.iter().map(|(key, value)| (Value::Str(key.clone()), value));
+                let entries = names
+                    .iter()
+                    .map(|(key, value)| (Value::Str(key.clone()), value));
                 let entries: Vec<(Value, &Value)> = entries.collect();
                 let entries = entries.iter().map(|(key, value)| (key, *value));
                 write_entries(out, entries, namespaces + 1)?;
@@ -85,6 +91,11 @@ impl Value {
                     }
                     None => out.push_str("<Macro anonymous>"),
                 },
+                Object::Loop(state) => {
+                    let state = state.borrow();
+                    let (index, length) = (state.index + 1, state.items.len());
+                    out.push_str(&format!("<LoopContext {index}/{length}>"));
+                }
                 _ => return not_built(format!("the text of a {}", self.type_name())),
             },
             Value::Iter(_) => return not_built("the text of a generator (use |list)"),
@@ -179,7 +190,11 @@ pub(crate) fn float(value: f64) -> String {
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if (-4..16).contains(&exponent) {
         let text = format!("{value}");
-        return if text.contains('.') { text } else { text + ".0" };
+        return if text.contains('.') {
+            text
+        } else {
+            text + ".0"
+        };
     }
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("{digits}e{sign}{:02}", exponent.abs())

@@ -96,7 +96,10 @@ pub(crate) fn format(text: &str, all: &Value) -> Result<String> {
         meter::spend_bytes(text.len())?;
         out.push_str(&text);
     }
-    let takes_more = matches!(values.all, Value::Dict(_) | Value::List(_) | Value::Range(_));
+    let takes_more = matches!(
+        values.all,
+        Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_)
+    );
     if values.used < values.items.len() && !takes_more {
         return refuse("not all arguments converted during string formatting");
     }
@@ -280,7 +283,11 @@ pub(crate) fn float(value: f64, kind: char, precision: usize, is_alternate: bool
         () => match kind.to_ascii_lowercase() {
             'f' => {
                 let text = format!("{value:.precision$}");
-                if is_alternate && precision == 0 { text + "." } else { text }
+                if is_alternate && precision == 0 {
+                    text + "."
+                } else {
+                    text
+                }
             }
             'e' => exponential(value, precision, is_alternate),
             _ => general(value, precision.max(1), is_alternate, precision.max(1)),
@@ -294,7 +301,11 @@ fn exponential(value: f64, precision: usize, is_alternate: bool) -> String {
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     let sign = if exponent < 0 { '-' } else { '+' };
-    let point = if is_alternate && precision == 0 { "." } else { "" };
+    let point = if is_alternate && precision == 0 {
+        "."
+    } else {
+        ""
+    };
     format!("{digits}{point}e{sign}{:02}", exponent.abs())
 }
 
@@ -313,7 +324,11 @@ pub(crate) fn general(value: f64, precision: usize, keeps_zeros: bool, most: usi
     }
     let decimals = (precision as i64 - 1 - exponent).max(0) as usize;
     let text = format!("{value:.decimals$}");
-    if keeps_zeros { text } else { without_zeros(&text).to_string() }
+    if keeps_zeros {
+        text
+    } else {
+        without_zeros(&text).to_string()
+    }
 }
 
 fn without_zeros(digits: &str) -> &str {

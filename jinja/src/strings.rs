@@ -34,9 +34,8 @@ pub(crate) fn call(it: &str, name: &str, args: &Args) -> Result<Value> {
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["", "", ""], 2)?;
-            let part = |value: Option<Value>| {
-                text_of(&value.unwrap_or(Value::None), "replace() argument")
-            };
+            let part =
+                |value: Option<Value>| text_of(&value.unwrap_or(Value::None), "replace() argument");
             let count = optional_int(count.as_ref(), "count")?.unwrap_or(-1);
             replaced(it, &part(old)?, &part(new)?, count)
         }
@@ -125,12 +124,8 @@ pub(crate) fn is_kind(it: &str, name: &str) -> Result<bool> {
             it.starts_with(is_first) && it.chars().all(|it| it == '_' || it.is_alphanumeric())
         }
         "isprintable" => it.chars().all(crate::print::is_printable),
-        "islower" => {
-            it.chars().any(is_cased) && !it.chars().any(char::is_uppercase)
-        }
-        "isupper" => {
-            it.chars().any(is_cased) && !it.chars().any(char::is_lowercase)
-        }
+        "islower" => it.chars().any(is_cased) && !it.chars().any(char::is_uppercase),
+        "isupper" => it.chars().any(is_cased) && !it.chars().any(char::is_lowercase),
         "istitle" => {
             let (mut is_inside, mut has_words) = (false, false);
             for letter in it.chars() {
@@ -197,7 +192,10 @@ fn split(it: &str, name: &str, args: &Args) -> Result<Value> {
         _ => {
             let [separator, most] = args.bind(name, ["sep", "maxsplit"], 0)?;
             let separator = optional_text(separator.as_ref(), "separator")?;
-            let most = most.as_ref().map(|most| int(most, "maxsplit")).transpose()?;
+            let most = most
+                .as_ref()
+                .map(|most| int(most, "maxsplit"))
+                .transpose()?;
             let most = usize::try_from(most.unwrap_or(-1)).ok();
             let limit = most.unwrap_or(usize::MAX).saturating_add(1);
             list(match (separator.as_deref(), name) {
@@ -297,7 +295,11 @@ fn found(it: &str, name: &str, args: &Args) -> Result<Value> {
         let mut places = it.char_indices().map(|(at, _)| at);
         places.nth(letter as usize).unwrap_or(it.len())
     };
-    let part = if is_empty { "" } else { &it[byte(start)..byte(end)] };
+    let part = if is_empty {
+        ""
+    } else {
+        &it[byte(start)..byte(end)]
+    };
     if matches!(name, "startswith" | "endswith") {
         let affixes = match &what {
             Value::Tuple(seq) => seq.items.clone(),

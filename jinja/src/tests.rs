@@ -10,10 +10,45 @@ use crate::value::{Object, Value};
 use std::cmp::Ordering;
 
 const TESTS: [&str; 39] = [
-    "odd", "even", "divisibleby", "defined", "undefined", "filter", "test", "none", "boolean",
-    "false", "true", "integer", "float", "lower", "upper", "string", "mapping", "number",
-    "sequence", "iterable", "callable", "sameas", "escaped", "in", "==", "eq", "equalto", "!=",
-    "ne", ">", "gt", "greaterthan", "ge", ">=", "<", "lt", "lessthan", "<=", "le",
+    "odd",
+    "even",
+    "divisibleby",
+    "defined",
+    "undefined",
+    "filter",
+    "test",
+    "none",
+    "boolean",
+    "false",
+    "true",
+    "integer",
+    "float",
+    "lower",
+    "upper",
+    "string",
+    "mapping",
+    "number",
+    "sequence",
+    "iterable",
+    "callable",
+    "sameas",
+    "escaped",
+    "in",
+    "==",
+    "eq",
+    "equalto",
+    "!=",
+    "ne",
+    ">",
+    "gt",
+    "greaterthan",
+    "ge",
+    ">=",
+    "<",
+    "lt",
+    "lessthan",
+    "<=",
+    "le",
 ];
 
 /// Whether there is such a test.
@@ -54,7 +89,9 @@ pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<bool> {
 
 fn ordered(value: &Value, args: &Args, op: &str, is: fn(Ordering) -> bool) -> Result<bool> {
     let [other] = args.bind(op, [""], 1)?;
-    Ok(value.order(&other.unwrap_or(Value::None), op)?.is_some_and(is))
+    Ok(value
+        .order(&other.unwrap_or(Value::None), op)?
+        .is_some_and(is))
 }
 
 fn is_rest(value: &Value, by: &Value, rest: i128) -> Result<bool> {

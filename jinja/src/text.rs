@@ -20,7 +20,8 @@ pub(crate) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     let is_break = |letter: char| {
         matches!(
             letter,
-            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'
+                ..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
         )
     };
     let (mut lines, mut rest) = (Vec::new(), text);

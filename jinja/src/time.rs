@@ -9,7 +9,9 @@ const LONGEST: usize = 1 << 16;
 
 /// Now, in the time of this machine.
 pub(crate) fn now(format: &str) -> Result<String> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     written(format, since.as_secs() as i64, since.subsec_micros())
 }
 

@@ -71,8 +71,14 @@ pub(crate) enum Object {
     Method(Value, &'static str),
     Macro(MacroValue),
     Loop(RefCell<LoopState>),
-    Cycler { items: Vec<Value>, at: Cell<usize> },
-    Joiner { separator: Value, is_used: Cell<bool> },
+    Cycler {
+        items: Vec<Value>,
+        at: Cell<usize>,
+    },
+    Joiner {
+        separator: Value,
+        is_used: Cell<bool>,
+    },
 }
 
 /// What decides where a value stands in a dictionary: 1, 1.0 and True are one key.
@@ -343,7 +349,9 @@ impl Value {
             Value::Str(text) | Value::Markup(text) => {
                 let mut buffer = [0; 4];
                 let letters = text.chars();
-                letters.map(|it| Value::str(&*it.encode_utf8(&mut buffer))).collect()
+                letters
+                    .map(|it| Value::str(&*it.encode_utf8(&mut buffer)))
+                    .collect()
             }
             Value::List(seq) | Value::Tuple(seq) => seq.items.clone(),
             Value::Dict(dict) | Value::View(ViewKind::Keys, dict) => dict.keys().cloned().collect(),
@@ -351,9 +359,8 @@ impl Value {
                 dict.entries().map(|(_, value)| value.clone()).collect()
             }
             Value::View(ViewKind::Items, dict) => {
-                let pair = |(key, value): &(Value, Value)| {
-                    Value::tuple(vec![key.clone(), value.clone()])
-                };
+                let pair =
+                    |(key, value): &(Value, Value)| Value::tuple(vec![key.clone(), value.clone()]);
                 dict.entries().map(pair).collect::<Result<_>>()?
             }
             Value::Range(range) => (0..range.len()).map(|index| range.at(index)).collect(),
@@ -522,7 +529,11 @@ fn merge_sorted(mut items: Vec<(Value, Value)>) -> Result<Vec<(Value, Value)>> {
     let (mut left, mut right) = (left.into_iter().peekable(), right.into_iter().peekable());
     while let (Some((a, _)), Some((b, _))) = (left.peek(), right.peek()) {
         let takes_right = b.order(a, "<")? == Some(std::cmp::Ordering::Less);
-        merged.extend(if takes_right { right.next() } else { left.next() });
+        merged.extend(if takes_right {
+            right.next()
+        } else {
+            left.next()
+        });
     }
     merged.extend(left);
     merged.extend(right);

@@ -38,7 +38,8 @@ impl Counts {
             }
             other => {
                 let other = other.map_err(|error| error.to_string());
-                self.wrong.push(format!("{source}\n   found  {other:?}\n   wanted {wanted}"));
+                self.wrong
+                    .push(format!("{source}\n   found  {other:?}\n   wanted {wanted}"));
             }
         }
     }
@@ -51,11 +52,19 @@ impl Counts {
             not_built,
             wrong,
         } = self;
-        println!("{what}: {equal} equal, {refused_by_both} refused by both, {} not built", not_built.len());
+        println!(
+            "{what}: {equal} equal, {refused_by_both} refused by both, {} not built",
+            not_built.len()
+        );
         for it in not_built {
             println!("   not built: {it}");
         }
-        assert!(wrong.is_empty(), "{what}: {} differ\n{}", wrong.len(), wrong.join("\n"));
+        assert!(
+            wrong.is_empty(),
+            "{what}: {} differ\n{}",
+            wrong.len(),
+            wrong.join("\n")
+        );
         assert!(*equal >= least, "{what}: {equal}");
         assert!(not_built.len() <= most_not_built, "{what}: {not_built:#?}");
     }
@@ -113,7 +122,11 @@ fn formats_of_released_models_are_jinjas() {
             let messages: Vec<Value> = messages.iter().map(with_reasoning).collect();
             variables.insert("messages".into(), messages.into());
             let found = rendered(source, &variables);
-            counts.add(&format!("{name}, {number}"), found, &format["texts"][number]);
+            counts.add(
+                &format!("{name}, {number}"),
+                found,
+                &format["texts"][number],
+            );
         }
     }
     counts.check("formats", 200, 0);

@@ -287,6 +287,9 @@ impl TaskData {
             segments: None,
         };
         task.lengths()?;
+        if let Some(note) = task.plan.note(&task.context) {
+            say(&format!("note: {note}"));
+        }
         Ok(task)
     }
 

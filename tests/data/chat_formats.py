@@ -392,4 +392,13 @@ FORMATS["Tags in one another"] = """{% for m in messages %}{% generation %}a{% g
 FORMATS["Recursive schema"] = """{%- for name, spec in (tools[0].function.parameters.properties if tools else {}).items() recursive -%}
 {{ name }}({{ loop.depth }}){% if spec.properties %}<{{ loop(spec.properties.items()) }}>{% endif %}{{ ',' if not loop.last }}
 {%- endfor -%}{{ messages | length }}"""
+FORMATS["Cohere Aya 23"] = """{{ bos_token }}{%- for m in messages -%}{%- set token = '<|USER_TOKEN|>' if m.role == 'user' else ('<|CHATBOT_TOKEN|>' if m.role == 'assistant' else '<|SYSTEM_TOKEN|>') -%}
+<|START_OF_TURN_TOKEN|>{{ token }}{{ m['content'].strip() }}<|END_OF_TURN_TOKEN|>{%- endfor -%}
+{%- if add_generation_prompt -%}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{%- endif -%}"""
+FORMATS["DBRX"] = """{% for message in messages %}{{ '\n<|im_start|>' ~ message.role ~ '\n' if not loop.first else '<|im_start|>' ~ message.role ~ '\n' }}{% with text = message.content if message.content is string else '' %}{{ text | replace('<|im_end|>', '') | trim }}{% endwith %}<|im_end|>{% endfor %}{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+FORMATS["Reka"] = """{%- set names = dict(user='human', assistant='assistant', system='system') -%}
+{%- for m in messages %}{% if m.role in names %}{{ names[m.role] }}: {{ m.content if m.content else '(empty)' }} <sep> {% else %}{{ m | tojson(sort_keys=true) }}{% endif %}{% endfor -%}
+{{ messages | selectattr('role', 'eq', 'user') | list | count }}/{{ messages | count }}"""
 FORMATS["Windows lines"] = "{%- for m in messages %}\r\n{{ m.role }}:\r\n  {{ m.content }}\r\n{%- endfor %}\r\n{% if add_generation_prompt %}\r\nassistant:\r\n{% endif %}\r\n"

@@ -1046,6 +1046,8 @@ def rendered(source, variables):
     try:
         text, generations = _render_with_assistant_indices(_compile_jinja_template(source), **{"messages": [], "tools": None, "documents": None, "add_generation_prompt": False, **variables})
         text.encode()
+        # An address is another each time.
+        assert " at 0x" not in text
     except Exception:
         return None
     return [text, generations] if generations else text

@@ -18,7 +18,10 @@ pub(super) fn length(value: &Value) -> Result<Value> {
     {
         return Ok(Value::Int(state.borrow().items.len() as i128));
     }
-    refuse(format!("object of type '{}' has no len()", value.type_name()))
+    refuse(format!(
+        "object of type '{}' has no len()",
+        value.type_name()
+    ))
 }
 
 pub(super) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -99,9 +102,7 @@ fn plain(name: &str, value: &Value, args: &Args) -> Result<Value> {
             Ok(first.unwrap_or_else(|| empty("first")))
         }
         "last" => match value {
-            Value::Iter(_) | Value::Undefined(_) => {
-                refuse(format!("'{}' object is not reversible", value.type_name()))
-            }
+            Value::Iter(_) => refuse(format!("'{}' object is not reversible", value.type_name())),
             other => Ok(other.items()?.pop().unwrap_or_else(|| empty("last"))),
         },
         "items" => match value {
@@ -126,10 +127,7 @@ fn plain(name: &str, value: &Value, args: &Args) -> Result<Value> {
             other => {
                 let mut items = other.items()?;
                 items.reverse();
-                match other {
-                    Value::Undefined(_) => Value::list(items),
-                    _ => Value::iter_of(items),
-                }
+                Value::iter_of(items)
             }
         },
     }
@@ -173,7 +171,9 @@ impl Getter {
     fn of_many(attribute: Option<Value>, case: Option<&Value>) -> Result<Getter> {
         let paths = match &attribute {
             Some(Value::Str(text)) => {
-                let parts = text.split(',').map(|part| Getter::path(Some(&Value::str(part))));
+                let parts = text
+                    .split(',')
+                    .map(|part| Getter::path(Some(&Value::str(part))));
                 parts.collect::<Result<_>>()?
             }
             other => vec![Getter::path(other.as_ref())?],
@@ -210,7 +210,10 @@ impl Getter {
     }
 
     fn all(&self, item: &Value) -> Result<Value> {
-        let values = self.paths.iter().map(|path| Ok(self.cased(self.get(path, item)?)));
+        let values = self
+            .paths
+            .iter()
+            .map(|path| Ok(self.cased(self.get(path, item)?)));
         Value::list(values.collect::<Result<_>>()?)
     }
 }
@@ -220,8 +223,8 @@ fn map(value: &Value, args: &Args) -> Result<Value> {
         return Value::iter_of(Vec::new());
     }
     let mut mapped = Vec::new();
-    let by_attribute = args.positional.is_empty()
-        && args.named.iter().any(|(name, _)| &**name == "attribute");
+    let by_attribute =
+        args.positional.is_empty() && args.named.iter().any(|(name, _)| &**name == "attribute");
     if by_attribute {
         let [attribute, usual] = args.bind("map", ["attribute", "default"], 0)?;
         let getter = Getter::of_one(attribute, Some(&Value::Bool(true)), usual)?;
@@ -257,7 +260,11 @@ fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
         let Some((attribute, after)) = rest.split_first() else {
             return refuse("Missing parameter for attribute name");
         };
-        getter = Some(Getter::of_one(Some(attribute.clone()), Some(&Value::Bool(true)), None)?);
+        getter = Some(Getter::of_one(
+            Some(attribute.clone()),
+            Some(&Value::Bool(true)),
+            None,
+        )?);
         rest = after;
     }
     let (test, rest) = match rest.split_first() {
@@ -295,7 +302,10 @@ fn dict_sort(value: &Value, args: &Args) -> Result<Value> {
         _ => return refuse("You can only sort by either \"key\" or \"value\""),
     };
     let Value::Dict(dict) = value.defined()? else {
-        return refuse(format!("'{}' object has no attribute 'items'", value.type_name()));
+        return refuse(format!(
+            "'{}' object has no attribute 'items'",
+            value.type_name()
+        ));
     };
     let getter = Getter::of_one(Some(Value::Int(place)), case.as_ref(), None)?;
     let mut keyed = Vec::new();
@@ -363,7 +373,9 @@ fn batch(value: &Value, args: &Args) -> Result<Value> {
     }
     if !batch.is_empty() {
         if let Some(fill) = fill.filter(|fill| !matches!(fill, Value::None)) {
-            let room = usize::try_from(count).unwrap_or(0).saturating_sub(batch.len());
+            let room = usize::try_from(count)
+                .unwrap_or(0)
+                .saturating_sub(batch.len());
             meter::spend_items(room)?;
             batch.resize(batch.len() + room, fill);
         }
