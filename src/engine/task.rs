@@ -290,6 +290,9 @@ impl TaskData {
             segments: None,
         };
         task.lengths()?;
+        if let Some(note) = task.plan.note(&task.context) {
+            say(&format!("note: {note}"));
+        }
         Ok(task)
     }
 

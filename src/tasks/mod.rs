@@ -138,6 +138,11 @@ pub trait Task: Debug + Send + Sync {
         false
     }
 
+    /// What a user should know of how its examples are read.
+    fn note(&self, _context: &Context) -> Option<String> {
+        None
+    }
+
     /// Shape and type of a batch's labels on the device.
     fn label_shape(&self, _labels: Option<&LabelMap>) -> LabelShape {
         LabelShape::Tokens
