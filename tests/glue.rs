@@ -6,7 +6,7 @@ use crate::hub::{COMMIT, with_hub};
 use crate::support::{Run, data_dir, xtrain};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// A case with its model in a directory of its own.
@@ -215,7 +215,7 @@ fn predictions_alone_train_nothing() {
         assert!(run.stderr.contains(note), "{}", run.stderr);
         let file = format!("out/predict_results_{}.txt", case.text("task"));
         assert_eq!(second_column(&case.output(&file), '\t'), case.predicted(""));
-        assert!(!Path::new(&case.dir.path().join("out/model.safetensors")).exists());
+        assert!(!case.dir.path().join("out/model.safetensors").exists());
     }
     let case = Case::named("sst2");
     let random = "train cls --do_predict --model_type bert --tokenizer_name model --output_dir out";

@@ -247,7 +247,7 @@ fn pairs_of_texts_have_segments() {
     fs::write(bench.path("pairs.tsv"), table).unwrap();
     let run = bench.run(&format!(
         "train cls {BERT} --tokenizer_name wordpiece --train_file pairs.tsv --validation_file pairs.tsv --max_seq_length 24 \
-         --per_device_train_batch_size 16 --learning_rate 5e-3 --max_steps 40 --eval_strategy steps --eval_steps 40 --do_predict \
+         --per_device_train_batch_size 16 --learning_rate 5e-3 --max_steps 40 --eval_strategy steps --eval_steps 40 --do_train --do_predict \
          --test_file pairs.tsv --save_strategy no --disable_tqdm --output_dir out"
     ));
     run.succeeded();

@@ -81,7 +81,7 @@ pub fn only_mnli_has_two_halves(flags: &Flags) -> Verdict {
         } else if !first.is_given() {
             mistakes.push(UsageError::illegal(
                 format!("--{} comes after --{}", second.name(), first.name()),
-                &format!("add --{} with the matched set", first.name()),
+                format!("add --{} with the matched set", first.name()),
             ));
         }
     }
