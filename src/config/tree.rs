@@ -101,8 +101,9 @@ pub fn reader(command: CommandName) -> Command {
         .args(args)
 }
 
-/// The whole tree of commands with its help.
-pub fn root() -> Command {
+/// The whole tree of commands with its help. Where it is short, a command with many flags hides those
+/// that are not [`COMMON`].
+pub fn root(is_short: bool) -> Command {
     let device = helped(device(), None).global(true);
     let mut root = Command::new("xtrain")
         .version(env!("CARGO_PKG_VERSION"))
@@ -117,12 +118,13 @@ pub fn root() -> Command {
     // Commands of two words hang below a command that only holds its tasks.
     for info in COMMANDS {
         match info.words.split_once(' ') {
-            None => root = root.subcommand(leaf(info, info.words)),
+            None => root = root.subcommand(leaf(info, info.words, is_short)),
             Some((verb, task)) => {
                 if root.find_subcommand(verb).is_none() {
                     root = root.subcommand(parent(verb));
                 }
-                root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
+                root = root
+                    .mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task, is_short)));
             }
         }
     }
@@ -164,7 +166,7 @@ pub fn device() -> &'static Flag {
     lookup::find("device", CommandName::Doctor).expect("every command takes it")
 }
 
-fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
+fn leaf(info: &'static CommandInfo, word: &'static str, is_short: bool) -> Command {
     let positional = lookup::positional(info.id);
     let positional = positional.map(|flag| format!(" [{}...]", flag.name.to_uppercase()));
     let flags: Vec<&Flag> = Section::ALL
@@ -174,26 +176,28 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
                 .filter(move |flag| flag.section == Some(*section) && flag.name != "device")
         })
         .collect();
-    let is_long = flags.len() > MOST_IN_SHORT;
-    let mut command = Command::new(word)
+    let has_more = is_short && flags.len() > MOST_IN_SHORT;
+    let after = if has_more {
+        format!(
+            "These are the flags that people use most; `xtrain {} --help` lists all {}.",
+            info.words,
+            flags.len() + 1
+        )
+    } else {
+        format!("Examples:\n  {}", examples(info.examples))
+    };
+    let command = Command::new(word)
         .about(info.about)
         .override_usage(format!(
             "xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]",
             info.words,
             positional.unwrap_or_default()
         ))
-        .after_long_help(format!("Examples:\n  {}", examples(info.examples)))
+        .after_help(after)
         .next_line_help(true);
-    if is_long {
-        command = command.after_help(format!(
-            "These are the flags that people use most; `xtrain {} --help` lists all {}.",
-            info.words,
-            flags.len() + 1
-        ));
-    }
     command.args(flags.into_iter().map(|flag| {
-        let is_hidden = is_long && !COMMON.contains(&flag.name);
-        helped(flag, Some(info.id)).hide_short_help(is_hidden)
+        let is_hidden = has_more && !COMMON.contains(&flag.name);
+        helped(flag, Some(info.id)).hide(is_hidden)
     }))
 }
 
@@ -285,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_tree_of_commands_is_well_formed() {
-        root().debug_assert();
+        root(true).debug_assert();
         front().debug_assert();
         COMMANDS
             .iter()
