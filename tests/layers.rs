@@ -66,7 +66,7 @@ fn imports_point_downwards() {
 /// Tests do not count.
 #[test]
 fn files_of_a_room_import_in_one_direction() {
-    for src in ["src", "models/src", "xla_graphs/src"] {
+    for src in ["src", "src/jinja/src", "models/src", "xla_graphs/src"] {
         let sources = Crate::read(src);
         for room in sources.rooms() {
             let circles = sources.circles(Some(&room));

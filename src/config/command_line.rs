@@ -26,8 +26,8 @@ pub enum Parsed {
     Flags(Box<Flags>),
 }
 
-/// Mistakes that are looked for; nobody reads more.
-const MOST_MISTAKES: usize = 200;
+/// How often a line is read again: more mistakes are not listed.
+const MOST_READINGS: usize = 500;
 
 /// Reads the words of a command line, program name first.
 ///
@@ -185,10 +185,12 @@ impl Reader {
             // As launchers have it, the first word of a command ends their own flags.
             words.insert(at, "--".into());
         }
-        words
-            .iter_mut()
-            .take_while(|word| *word != "--")
-            .for_each(|word| spell(word, command));
+        let mut is_text = false;
+        for word in words.iter_mut().take_while(|word| *word != "--") {
+            spell(word, command, is_text);
+            let flag = lookup::find(word.trim_start_matches("--"), command);
+            is_text = flag.is_some_and(|flag| flag.kind.form == Form::Prose);
+        }
         Reader {
             command,
             clap: tree::reader(command),
@@ -199,14 +201,14 @@ impl Reader {
 
     /// Each flag once with its texts, in the order typed, and the mistakes.
     fn read(mut self) -> (Vec<(&'static Flag, Vec<String>)>, Vec<UsageError>) {
+        let mut readings = 0;
         let matches = loop {
             match self.matches(self.words.len()) {
                 Ok(matches) => break matches,
-                Err(error) => self.mend(&error),
+                Err(error) if readings < MOST_READINGS => self.mend(&error),
+                Err(error) => self.give_up(&error),
             }
-            if self.mistakes.len() > MOST_MISTAKES {
-                self.words.clear();
-            }
+            readings += 1;
         };
         let mut given: Vec<(usize, &Flag, Vec<String>)> = Vec::new();
         for flag in lookup::of(self.command) {
@@ -363,15 +365,8 @@ impl Reader {
             }
             return;
         }
-        // `--no_X` turns a switch off, as transformers' parser has it.
-        let negated = name
-            .strip_prefix("--no_")
-            .or(name.strip_prefix("--no-"))
-            .and_then(|name| lookup::find(name, self.command))
-            .filter(|flag| matches!(flag.kind.form, Form::Switch | Form::Anything));
-        match (negated, value) {
-            (Some(flag), None) => self.words[at].1 = format!("--{}=false", flag.name),
-            (Some(flag), Some(_)) => {
+        match negated(name, self.command) {
+            Some(flag) => {
                 let mistake = UsageError::illegal(
                     format!("{name} takes no value"),
                     format!("write {name}, or --{} false", flag.name),
@@ -379,7 +374,7 @@ impl Reader {
                 let (place, _) = self.words.remove(at);
                 self.mistakes.push((place, mistake));
             }
-            (None, _) => self.unknown_flag(at, name, value.is_some()),
+            None => self.unknown_flag(at, name, value.is_some()),
         }
     }
 
@@ -454,8 +449,16 @@ fn unknown_flag(arg: &str, command: CommandName) -> UsageError {
     }
 }
 
-/// Writes a flag in the one way that clap knows: every name in either spelling is accepted.
-fn spell(word: &mut String, command: CommandName) {
+/// The switch that `--no_X` turns off, as transformers' parser has it.
+fn negated(name: &str, command: CommandName) -> Option<&'static Flag> {
+    let name = name.strip_prefix("--no_").or(name.strip_prefix("--no-"))?;
+    let flag = lookup::find(name, command)?;
+    matches!(flag.kind.form, Form::Switch | Form::Anything).then_some(flag)
+}
+
+/// Writes a flag in the one way that clap knows: every name in either spelling is accepted. A word that
+/// may be a text negates nothing.
+fn spell(word: &mut String, command: CommandName, is_text: bool) {
     let Some(rest) = word.strip_prefix("--") else {
         return;
     };
@@ -468,6 +471,10 @@ fn spell(word: &mut String, command: CommandName) {
             Some(value) => format!("--{}={value}", flag.name),
             None => format!("--{}", flag.name),
         };
+    } else if let Some(flag) = negated(word, command)
+        && !is_text
+    {
+        *word = format!("--{}=false", flag.name);
     }
 }
 

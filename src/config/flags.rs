@@ -144,8 +144,8 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
-    /// runs
+    /// Output directories of the runs to watch, several beside each other; a sweep
+    /// directory includes all of its runs
     watched: RunPaths, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
@@ -160,10 +160,10 @@ Run {
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
-    /// Write to an output directory that a run on another host has locked; only if that run has
-    /// ended
+    /// Write to an output directory that a run on another host has locked; use only if
+    /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
-    /// Train; default: true unless only --do_eval is given
+    /// Train; default: true unless only --do_eval or --do_predict is given
     do_train: Option<bool>, TRAIN, processes agree;
     /// Evaluate at the end; default: true if eval_strategy is not no
     do_eval: Option<bool>, TRAIN, processes agree;
@@ -246,6 +246,9 @@ Data {
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// Files to evaluate on; default: validation_split_percentage of train_file
     validation_file: Paths, TRAIN_EVAL, processes differ;
+    /// mnli's second set to evaluate on, whose metrics end in _mm; files of validation_file with
+    /// mismatched in their names are taken for it
+    validation_mismatched_file: Paths, TRAIN_EVAL_CLS, processes differ;
     /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
     /// is not given
     dataset_name: Option<DatasetName>, READING;
@@ -256,6 +259,9 @@ Data {
     validation_split_percentage: Percent = "5", TRAIN_EVAL;
     /// Files whose rows to label; no label column needed
     test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
+    /// mnli's second set to label, into predictions_mm.csv; files of test_file with mismatched in
+    /// their names are taken for it
+    test_mismatched_file: Paths, TRAIN_LIKE_CLS, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
     /// completion, messages, conversations or text)
@@ -290,9 +296,9 @@ Data {
     /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
     /// at most 1024 (cls: 128) and the model's positions
     max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
-    /// Of a prompt with its completion, learn the completion alone
+    /// Compute the loss on the completion only
     completion_only_loss: bool = "true", SFT;
-    /// Of a conversation, learn the assistant's turns alone
+    /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;

@@ -239,6 +239,7 @@ impl Run {
                 examples,
                 progress.step - start.progress.step,
             ),
+            set: examples.map(|rows| rows as u64),
             runtime: began.elapsed().as_secs_f64(),
             length,
         };
@@ -338,6 +339,7 @@ impl Run {
         let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
         let mut files = self.files_beside_tensors();
         files.extend(self.loaded.generation_file());
+        files.extend(self.loaded.companions().iter().cloned());
         SavedModel {
             config: self.loaded.model.config().values().clone(),
             files,
@@ -625,6 +627,8 @@ struct Finished {
     steps: u64,
     /// Examples in them.
     examples: u64,
+    /// Rows of the training set; `None` of a stream.
+    set: Option<u64>,
     /// Seconds.
     runtime: f64,
 }
@@ -660,6 +664,7 @@ fn finish(
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.examples,
+        set: run.set,
         steps: run.steps,
         loss: totals.total_loss / totals.total_steps,
         total_flos: totals.total_flops,

@@ -9,7 +9,6 @@ use super::checks::listed;
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
 use super::paths::{Name, Named, Split, configurations, split_named};
-use crate::report::progress::say;
 
 /// The branch with the Hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -22,11 +21,15 @@ const CARD: &str = "README.md";
 pub struct DatasetFiles {
     pub train: Vec<PathBuf>,
     pub validation: Vec<PathBuf>,
+    /// MNLI's second set to validate on.
+    pub validation_mismatched: Vec<PathBuf>,
     pub test: Vec<PathBuf>,
+    /// MNLI's second set to test on.
+    pub test_mismatched: Vec<PathBuf>,
 }
 
-/// Paths of a configuration, by split.
-type Splits = BTreeMap<Split, Vec<String>>;
+/// Paths of a configuration, by split and, of MNLI, its half: false is the matched one.
+type Splits = BTreeMap<(Split, bool), Vec<String>>;
 
 impl Hub {
     /// The files of a data set, all of them or those of the test split. Its card's `configs` decide
@@ -86,14 +89,14 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
         let matched = |name: &Name| name.text == format!("{usual}_matched");
         let others = |name: &Name| name.text == format!("{usual}_mismatched");
         if able.len() == 2 && able.iter().all(|(name, _)| matched(name) || others(name)) {
+            let second = able.iter().find(|(name, _)| others(name));
+            let files = second.map(|(_, files)| files.to_vec()).unwrap_or_default();
+            found.insert((split, true), files);
             able.retain(|(name, _)| matched(name));
-            say(&format!(
-                "note: {usual}_matched of {set} is used; {usual}_mismatched is a file to be named"
-            ));
         }
         match able.as_slice() {
             [] => {}
-            [(_, files)] => drop(found.insert(split, files.to_vec())),
+            [(_, files)] => drop(found.insert((split, false), files.to_vec())),
             several => {
                 let names = several.iter().map(|(name, _)| name.text.as_str());
                 return Err(Error::WhichSplit {
@@ -108,18 +111,23 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
 }
 
 fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
-    splits.retain(|split, _| *split == Split::Test || !only_test);
-    let files = |split: Split| {
-        let paths = splits.get(&split).map(Vec::as_slice).unwrap_or_default();
+    splits.retain(|(split, _), _| *split == Split::Test || !only_test);
+    let files = |split: Split, half: bool| {
+        let paths = splits
+            .get(&(split, half))
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         paths
             .iter()
             .map(|path| snapshot.fetch(path))
             .collect::<Result<Vec<_>>>()
     };
     Ok(DatasetFiles {
-        train: files(Split::Train)?,
-        validation: files(Split::Validation)?,
-        test: files(Split::Test)?,
+        train: files(Split::Train, false)?,
+        validation: files(Split::Validation, false)?,
+        validation_mismatched: files(Split::Validation, true)?,
+        test: files(Split::Test, false)?,
+        test_mismatched: files(Split::Test, true)?,
     })
 }
 
@@ -162,7 +170,7 @@ mod tests {
             splits("set", named)
                 .unwrap()
                 .into_iter()
-                .map(|(split, files)| (split, files.len()))
+                .map(|((split, _), files)| (split, files.len()))
                 .collect()
         };
         configurations(&files)
@@ -223,21 +231,23 @@ mod tests {
         assert!(error.contains("train_gen, train_sft"), "{error}");
         assert!(of(&["train.csv", "train_extra.csv"]).is_err());
         assert_eq!(
-            of(&["train-1.csv", "train-2.csv"]).unwrap()[&Split::Train].len(),
+            of(&["train-1.csv", "train-2.csv"]).unwrap()[&(Split::Train, false)].len(),
             2
         );
-        assert_eq!(of(&[two[0]]).unwrap()[&Split::Train].len(), 1);
+        assert_eq!(of(&[two[0]]).unwrap()[&(Split::Train, false)].len(), 1);
         // `datasets` calls these so; the others are splits of their own.
         let with_usual = of(&["data/train-00000-of-00001.parquet", two[1]]).unwrap();
         assert_eq!(
-            with_usual[&Split::Train],
+            with_usual[&(Split::Train, false)],
             ["data/train-00000-of-00001.parquet"]
         );
         let mnli = of(&[
             "mnli/validation_matched-00000-of-00001.parquet",
             "mnli/validation_mismatched-00000-of-00001.parquet",
         ]);
-        assert_eq!(mnli.unwrap()[&Split::Validation].len(), 1);
+        let mnli = mnli.unwrap();
+        let half = |second| mnli[&(Split::Validation, second)][0].contains("mismatched");
+        assert_eq!((half(false), half(true)), (false, true));
     }
 
     #[test]
@@ -255,7 +265,7 @@ mod tests {
         );
         assert_eq!(
             splits("set", choose("set", &found, Some("b")).unwrap().unwrap()).unwrap()
-                [&Split::Train],
+                [&(Split::Train, false)],
             ["b/train/0.parquet"]
         );
         assert_eq!(choose("set", &BTreeMap::new(), None).unwrap(), None);

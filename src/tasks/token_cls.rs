@@ -104,6 +104,7 @@ impl Task for TokenClsDataSettings {
         let continued = labels.map.names().iter().enumerate();
         Ok(Arc::new(LabelledWords {
             labels: LabelUse {
+                glue: None,
                 labels: labels.clone(),
                 needed: needs_labels,
             },

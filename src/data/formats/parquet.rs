@@ -329,10 +329,22 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
         ),
         Field::Group(row) => Cell::Fields(
             row.get_column_iter()
-                .map(|(name, field)| (name.clone(), cell(field, None)))
+                .map(|(name, field)| (name.clone(), within_structure(field)))
                 .collect(),
         ),
         other => Cell::Number(other.to_string()),
+    }
+}
+
+/// A cell of a structure, whose numbers may be shown: a float is not a whole number there.
+fn within_structure(field: &Field) -> Cell {
+    match field {
+        Field::Float(value) => Cell::Number(format!("{:?}", f64::from(*value))),
+        Field::Double(value) => Cell::Number(format!("{value:?}")),
+        Field::ListInternal(list) => {
+            Cell::List(list.elements().iter().map(within_structure).collect())
+        }
+        other => cell(other, None),
     }
 }
 

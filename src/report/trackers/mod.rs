@@ -4,8 +4,7 @@ pub mod event;
 mod mlflow;
 mod tensorboard;
 
-pub use mlflow::Mlflow;
-pub use tensorboard::TensorBoard;
+pub use tensorboard::{KIND as TENSORBOARD, TensorBoard};
 
 use super::printable::quotable;
 use super::progress::say;
@@ -46,6 +45,38 @@ fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
             error.kind(),
             format!("cannot write {}: {error}", path.display()),
         )
+    }
+}
+
+/// The places of a run that its trackers use.
+pub struct Destination<'a> {
+    pub output_dir: &'a Path,
+    /// Of event files; `None`: below the output directory.
+    pub logging_dir: Option<&'a Path>,
+    pub run_name: &'a str,
+}
+
+/// A tracker that `--report_to` names. A new one is a file with its kind, and a row of [`KINDS`].
+pub struct TrackerKind {
+    pub name: &'static str,
+    /// `--report_to all` includes it.
+    pub is_set_up: fn() -> bool,
+    /// Begins or resumes a run. The errors of one that cannot be reached or written.
+    pub start: fn(&Destination, &RunDescription) -> io::Result<Box<dyn Tracker>>,
+}
+
+/// Every kind, in the order of messages.
+pub static KINDS: &[&TrackerKind] = &[&tensorboard::KIND, &mlflow::KIND];
+
+impl PartialEq for TrackerKind {
+    fn eq(&self, other: &TrackerKind) -> bool {
+        self.name == other.name
+    }
+}
+
+impl std::fmt::Debug for TrackerKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
     }
 }
 
