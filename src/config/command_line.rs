@@ -79,8 +79,10 @@ enum Found {
 
 /// Reads the command's words and a `--device` before or between them.
 fn start(words: &[String]) -> Result<Found, UsageError> {
-    let read = tree::front().try_get_matches_from(words);
-    let read = read.map_err(|error| before_the_command(words, &error))?;
+    let read = match tree::front().try_get_matches_from(words) {
+        Ok(read) => read,
+        Err(error) => return before_the_command(words, &error),
+    };
     let (mut verb, mut matches) = ("", &read);
     loop {
         if matches.get_flag("help") {
@@ -225,7 +227,7 @@ impl Reader {
         (given.collect(), mistakes.collect())
     }
 
-    /// clap's reading of the first so many words.
+    /// clap's reading of the first `count` words.
     fn matches(&mut self, count: usize) -> Result<ArgMatches, clap::Error> {
         let words = self.words[..count].iter().map(|(_, word)| word);
         self.clap.try_get_matches_from_mut(words)
@@ -348,7 +350,10 @@ impl Reader {
             return;
         }
         if !is_flag_like(&word) {
-            return self.word(at);
+            return match lookup::positional(self.command) {
+                Some(_) => self.odd_word(at),
+                None => self.word(at),
+            };
         }
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -378,6 +383,20 @@ impl Reader {
         }
     }
 
+    /// A word with a hyphen that clap takes for a flag and is none, such as `-inf`: after `--` it is a
+    /// word.
+    fn odd_word(&mut self, at: usize) {
+        let end = (self.words[at].0, "--".to_string());
+        if starter(self.command).is_some() {
+            return self.words.insert(at, end);
+        }
+        let word = self.words.remove(at);
+        if !self.words.iter().any(|(_, word)| word == "--") {
+            self.words.push(end);
+        }
+        self.words.push(word);
+    }
+
     /// A word that belongs to no flag, of a command that takes none: a settings file, or a mistake.
     fn word(&mut self, at: usize) {
         let (place, word) = self.words.remove(at);
@@ -404,9 +423,8 @@ impl Reader {
             (false, false) => usize::MAX,
         };
         let values = self.words[at..].iter();
-        let values = values
-            .take_while(|(_, word)| !is_flag_like(word))
-            .take(most);
+        let is_value = |word: &str| !is_flag_like(word) && !(takes_words && begins_command(word));
+        let values = values.take_while(|(_, word)| is_value(word)).take(most);
         self.words.drain(at..at + values.count());
         let mistake = unknown_flag(name, self.command);
         self.mistakes.push((place, mistake));
@@ -508,6 +526,11 @@ fn starter(command: CommandName) -> Option<&'static Starter> {
     STARTERS.iter().find(|starter| starter.id == command)
 }
 
+/// Whether a word is the first of a command that another one can start.
+fn begins_command(word: &str) -> bool {
+    ["train", "eval", "bench"].contains(&word)
+}
+
 /// Where the command begins that a starter starts: at a first word that is no flag and no flag's value.
 fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
     let takes_any = |word: &String| {
@@ -517,7 +540,7 @@ fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
         (!matches!(form, List | Positional | Switch | Anything)).then_some(())
     };
     let begins = |at: &usize| {
-        ["train", "eval", "bench"].contains(&&*words[*at])
+        begins_command(&words[*at])
             && at
                 .checked_sub(1)
                 .is_none_or(|before| takes_any(&words[before]).is_none())
@@ -558,21 +581,27 @@ fn incomplete(words: &str) -> UsageError {
     }
 }
 
-/// A flag too early, or `--device` without its value.
-fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
+/// A flag too early, or `--device` without its value, unless a flag before it asks for help.
+fn before_the_command(words: &[String], error: &clap::Error) -> Result<Found, UsageError> {
     let arg = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => arg,
-        _ => return no_value(lookup::find("device", CommandName::Doctor).unwrap_or(config_flag())),
+        _ => return Err(no_value(tree::device())),
     };
     let at = words.iter().position(|word| word.starts_with(arg));
     let arg = at.map_or(arg, |at| &words[at]);
-    let mut before = words[..at.unwrap_or_default()].iter();
-    let verb = before.find(|word| VERBS.iter().any(|(verb, _)| verb == word));
-    let verb = verb.map_or("", String::as_str);
+    let mut verb = "";
+    for word in &words[..at.unwrap_or_default()] {
+        match word.as_str() {
+            "-V" | "--version" => return Ok(Found::Text(help::version())),
+            "-h" | "--help" => return Ok(Found::Text(help::page(verb, word))),
+            word if VERBS.iter().any(|(known, _)| *known == word) => verb = word,
+            _ => {}
+        }
+    }
     let name = arg.trim_start_matches('-').split('=').next();
     let commands = lookup::commands_taking(name.unwrap_or_default());
     let begun = commands.iter().find(|command| command.starts_with(verb));
-    match begun.or(commands.first()) {
+    Err(match begun.or(commands.first()) {
         Some(command) => UsageError::illegal(
             format!("{arg} stands before the command"),
             format!("write it after: `xtrain {command} {arg} ...`"),
@@ -580,7 +609,7 @@ fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
         None => UsageError::CommandLine {
             problem: format!("unknown flag {arg} before the command"),
         },
-    }
+    })
 }
 
 fn no_value(flag: &Flag) -> UsageError {
