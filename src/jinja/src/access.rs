@@ -73,7 +73,7 @@ fn names(value: &Value) -> Names {
     match value {
         Value::Str(_) => (&STR, &[], &["encode", "maketrans", "translate"]),
         Value::Markup(_) => (
-            &[],
+            &STR,
             &[],
             &[
                 "striptags",
@@ -142,12 +142,11 @@ fn member(value: &Value, name: &str) -> Result<Option<Member>> {
         return Ok(Some(Member::Value(found)));
     }
     let (methods, unsafe_ones, not_built) = names(value);
-    let is_markup = matches!(value, Value::Markup(_)) && STR.contains(&name);
     Ok(match methods.iter().find(|it| **it == name) {
         Some(method) => Some(Member::Method(method)),
         None if unsafe_ones.contains(&name) => Some(Member::Unsafe),
         None if name.starts_with("__") && name.ends_with("__") => Some(Member::Unsafe),
-        None if not_built.contains(&name) || is_markup => Some(Member::NotBuilt),
+        None if not_built.contains(&name) => Some(Member::NotBuilt),
         None => None,
     })
 }
@@ -187,7 +186,7 @@ fn property(value: &Value, name: &str) -> Result<Option<Value>> {
                 "name" => Some(it.def.name.clone().map_or(Value::None, Value::Str)),
                 "arguments" => {
                     let names = it.def.parameters.iter().cloned().map(Value::Str);
-                    Some(Value::list(names.collect())?)
+                    Some(Value::tuple(names.collect())?)
                 }
                 "caller" => Some(Value::Bool(it.def.uses_caller)),
                 _ => None,

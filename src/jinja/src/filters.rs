@@ -120,7 +120,7 @@ pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
             args.none(name)?;
             let text = sorted(value)?.repr()?;
             // Longer ones are laid out over lines.
-            if text.chars().count() > 78 || text.contains("\\n") {
+            if text.chars().count() > 80 {
                 return not_built("pprint of what does not fit a line");
             }
             Value::text(text)
@@ -160,7 +160,7 @@ fn like(value: &Value, text: String) -> Result<Value> {
 
 fn of_text(name: &str, value: &Value, args: &Args) -> Result<Value> {
     let is_markup = matches!(value, Value::Markup(_));
-    if is_markup && matches!(name, "indent" | "replace" | "format" | "truncate") {
+    if is_markup && matches!(name, "indent" | "format" | "truncate") {
         return not_built(format!("{name} of escaped text"));
     }
     match name {

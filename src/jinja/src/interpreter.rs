@@ -220,21 +220,23 @@ impl Interpreter {
                 let inner = Scope::new(Some(&outer));
                 self.body(body, &inner)?;
             }
-            StmtKind::Generation(def) => {
-                let scope = scope.clone();
-                let body = MacroValue {
-                    def: def.clone(),
-                    scope,
-                };
-                let text = self.call_macro(&body, Args::default())?;
-                let start = self.written;
-                self.generations.push((start, start + text.chars().count()));
-                self.emit(&text)?;
-            }
+            StmtKind::Generation(def) => self.generation(def, scope)?,
             StmtKind::Break => return Ok(Flow::Break),
             StmtKind::Continue => return Ok(Flow::Continue),
         }
         Ok(Flow::Next)
+    }
+
+    /// What stands between generation tags, which is a macro without a name to Jinja.
+    fn generation(&mut self, def: &Arc<MacroDef>, scope: &Rc<Scope>) -> Result<()> {
+        let body = MacroValue {
+            def: def.clone(),
+            scope: scope.clone(),
+        };
+        let text = self.call_macro(&body, Args::default())?;
+        let start = self.written;
+        self.generations.push((start, start + text.chars().count()));
+        self.emit(&text)
     }
 
     fn macro_value(&self, def: &Arc<MacroDef>, scope: &Rc<Scope>) -> Value {

@@ -69,7 +69,7 @@ impl Template {
         self.has_generation
     }
 
-    /// The text with these variables, in so many steps.
+    /// The text with these variables, in at most this number of steps.
     ///
     /// # Errors
     /// If the template does what Python refuses, what is not built, or raises an error itself; or if

@@ -299,6 +299,10 @@ pub(crate) fn slice_indices(
 
 /// `value[start:stop:step]`; `None`: it has no slices.
 pub(crate) fn slice(value: &Value, parts: [&Value; 3]) -> Result<Option<Value>> {
+    let is_bound = |part: &&Value| matches!(part, Value::None) || part.as_int().is_some();
+    if !parts.iter().all(is_bound) {
+        return Ok(None);
+    }
     let picked = |length: usize| -> Result<Vec<usize>> {
         let (start, stop, step) = slice_indices(parts, length)?;
         let count = Range { start, stop, step }.len();

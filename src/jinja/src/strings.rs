@@ -245,7 +245,7 @@ fn padded(it: &str, name: &str, args: &Args) -> Result<Value> {
     Value::text(centered(it, name, room, int(&width, "width")?, &fill))
 }
 
-/// A text with so many letters before and behind it.
+/// A text with `room` fill letters before and behind it.
 pub(crate) fn centered(it: &str, name: &str, room: usize, width: i128, fill: &str) -> String {
     let left = match name {
         "ljust" => 0,
