@@ -13,6 +13,7 @@ use super::forms::*;
 use super::instead;
 use super::kind::*;
 use super::setting::{Setting, Typed};
+use crate::data::features::Features;
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
 use crate::report::records::LogFormat;
@@ -246,8 +247,8 @@ Data {
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// Files to evaluate on; default: validation_split_percentage of train_file
     validation_file: Paths, TRAIN_EVAL, processes differ;
-    /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
-    /// is not given
+    /// Data set on the Hub or in a directory, instead of train_file and validation_file, and of
+    /// test_file if that is not given
     dataset_name: Option<DatasetName>, READING;
     /// Configuration of the data set; required if it has several
     dataset_config_name: Option<String>, READING;
@@ -276,7 +277,7 @@ Data {
     /// Predict numbers instead of classes; default: true if some training labels are fractions
     do_regression: Option<bool>, TRAIN_LIKE_CLS;
     /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
-    /// default: standard in CSV, none in TSV
+    /// default: standard in CSV; in TSV fields may not begin with a quote
     quoting: Option<Quoting>, READING;
     /// Stop at an unusable row, or skip it and report how many were skipped
     on_bad_row: OnBadRow = "error", READING;

@@ -9,6 +9,8 @@ pub enum Cell {
     Text(String),
     /// A number or truth value of a format that tells them from text, as it would be written.
     Number(String),
+    /// A date or a time of a format that tells them from text.
+    Time(String),
     /// The number of a class whose name the file declares.
     Class {
         number: i64,
@@ -23,6 +25,11 @@ pub enum Cell {
 }
 
 impl Cell {
+    /// A number of a format that tells fractions from whole numbers, written so that it stays one.
+    pub fn fraction(value: f64) -> Cell {
+        Cell::Number(format!("{value:?}"))
+    }
+
     /// Bytes of the longest text in it.
     pub fn longest_text(&self) -> usize {
         match self {
@@ -32,7 +39,7 @@ impl Cell {
                 let cells = fields.iter().map(|(_, cell)| cell.longest_text());
                 cells.max().unwrap_or(0)
             }
-            Cell::Number(_) | Cell::Class { .. } | Cell::Missing => 0,
+            Cell::Number(_) | Cell::Time(_) | Cell::Class { .. } | Cell::Missing => 0,
         }
     }
 }
