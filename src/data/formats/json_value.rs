@@ -30,7 +30,7 @@ impl End {
         }
     }
 
-    /// Bytes up to the end of the value that these go on with, if it ends here.
+    /// Bytes up to the end of the value that was begun, if it ends in these.
     pub fn find(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, &byte) in bytes.iter().enumerate() {
             self.step(byte);
