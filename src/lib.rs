@@ -56,24 +56,32 @@
 //! and no sharding) and `xtrain_graphs` (lazy tensors, automatic differentiation, optimizers,
 //! graph passes, lowering to HLO). `docs/tour.md` follows one training step through all of them.
 
-// In the place of the standard library's, which panic where the output is gone; a test's own output is
-// captured by those.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+// The crate prints with these: the standard library's macros panic when stdout is closed. A test's
+// own output is captured by those.
 #[cfg(not(test))]
-macro_rules! print {
+macro_rules! out {
     ($($text:tt)*) => { $crate::report::output::print(format_args!($($text)*)) };
 }
 #[cfg(not(test))]
-macro_rules! println {
-    () => { print!("\n") };
-    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
-}
-#[cfg(not(test))]
-macro_rules! eprint {
+macro_rules! err {
     ($($text:tt)*) => { $crate::report::output::complain(format_args!($($text)*)) };
 }
-#[cfg(not(test))]
-macro_rules! eprintln {
-    ($($text:tt)*) => { eprint!("{}\n", format_args!($($text)*)) };
+#[cfg(test)]
+macro_rules! out {
+    ($($text:tt)*) => { print!($($text)*) };
+}
+#[cfg(test)]
+macro_rules! err {
+    ($($text:tt)*) => { eprint!($($text)*) };
+}
+macro_rules! outln {
+    () => { out!("\n") };
+    ($($text:tt)*) => { out!("{}\n", format_args!($($text)*)) };
+}
+macro_rules! errln {
+    ($($text:tt)*) => { err!("{}\n", format_args!($($text)*)) };
 }
 
 pub mod commands;

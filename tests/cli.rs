@@ -84,6 +84,127 @@ fn help_goes_to_standard_output() {
     );
 }
 
+/// `-h` has the flags that people use and says how to see the rest.
+#[test]
+fn the_short_help_is_short() {
+    let dir = workplace();
+    let page = |line: &str| stdout(&xtrain(dir.path(), line));
+    let (short, long) = (page("train clm -h"), page("train clm --help"));
+    let flags = |page: &str| {
+        page.lines()
+            .filter(|line| line.trim_start().starts_with("--"))
+            .count()
+    };
+    assert!((15..=25).contains(&flags(&short)), "{short}");
+    assert!(flags(&long) > 100, "{long}");
+    assert!(
+        short.contains("`xtrain train clm --help` lists all "),
+        "{short}"
+    );
+    assert!(short.contains("--learning_rate <X>") && !short.contains("--adam_beta1"));
+    assert_eq!(page("help train clm"), long);
+    assert_eq!(page("help"), page("--help"));
+    assert!(page("help train").contains("token-cls"));
+    let refused = xtrain(dir.path(), "help train mml");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("did you mean `xtrain train mlm`?"));
+}
+
+/// Each mistake is one message, all of one start.
+#[test]
+fn a_line_with_five_mistakes_reports_five() {
+    let dir = workplace();
+    let line = format!(
+        "{TRAIN} --learning_rte 1e-4 --max-steps ten word --save_strategy --no_bf16=1 --seed 3"
+    );
+    let output = xtrain(dir.path(), &line);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let errors: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .collect();
+    let expected = [
+        "error: unknown flag --learning_rte for `xtrain train clm`",
+        "error: unexpected word `word`: every setting of `xtrain train clm` is a flag",
+        "error: --save_strategy needs a value: one of no, steps, epoch, best",
+        "error: --no_bf16 takes no value",
+        "error: command line: `max_steps` must be a whole number that is at least -1, found `ten`",
+    ];
+    assert_eq!(errors, expected, "{text}");
+}
+
+/// What `shell` offers after `words`; `None` where it is not installed.
+fn offered(shell: &str, script: &str, words: &str) -> Option<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let completions = xtrain(dir.path(), &format!("completions {shell}"));
+    assert!(completions.status.success(), "{}", stderr(&completions));
+    std::fs::write(dir.path().join("_xtrain"), completions.stdout).unwrap();
+    let output = Command::new(shell)
+        .args(["-c", script])
+        .arg(shell)
+        .args(words.split(' '))
+        .current_dir(dir.path())
+        .output()
+        .ok()?;
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{}",
+        stderr(&output)
+    );
+    Some(stdout(&output))
+}
+
+#[test]
+fn shells_complete_commands_and_flags() {
+    let bash = r#"source ./_xtrain; shift 0; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _xtrain xtrain "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}""#;
+    let bash = |words: &str| offered("bash", bash, words).expect("bash is there");
+    assert!(bash("xtrain tr").contains("train"));
+    assert!(bash("xtrain train c").contains("clm"));
+    assert!(bash("xtrain train clm --learning_r").contains("--learning_rate"));
+    assert!(bash("xtrain train clm --save_strategy e").contains("epoch"));
+    if let Some(offers) = offered(
+        "fish",
+        "source ./_xtrain; complete -C (string join ' ' -- $argv[2..])",
+        "xtrain train clm --learning_r",
+    ) {
+        assert!(offers.contains("--learning_rate"), "{offers}");
+    }
+    // Its completion needs a terminal; here it is only read.
+    if let Some(said) = offered(
+        "zsh",
+        "autoload -U compinit; compinit -u -D; source ./_xtrain; whence -w _xtrain",
+        "xtrain",
+    ) {
+        assert_eq!(said, "_xtrain: function\n");
+    }
+    let dir = workplace();
+    let refused = xtrain(dir.path(), "completions tcsh");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("`xtrain completions bash`"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+#[test]
+fn manual_pages_are_of_the_same_table() {
+    let dir = workplace();
+    let page = stdout(&xtrain(dir.path(), "man train clm"));
+    for part in [
+        ".TH",
+        "xtrain\\-train\\-clm",
+        "learning_rate",
+        "Optimizer",
+        "Examples:",
+    ] {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+    assert!(stdout(&xtrain(dir.path(), "man")).contains("SUBCOMMANDS"));
+    assert_eq!(xtrain(dir.path(), "man nothing").status.code(), Some(2));
+}
+
 #[test]
 fn version_is_the_packages() {
     let output = xtrain(Path::new("."), "--version");

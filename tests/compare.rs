@@ -44,10 +44,9 @@ fn compiler_agrees(bench: &Bench, model: &str, found: &Value, memory: u64, more:
             "{flags} {more}: {estimate} estimated, {peak} by the compiler"
         );
         assert_eq!(compiled["fits"], peak <= memory as f64, "{flags}");
-        assert_eq!(
-            compiled["examples_per_step"], mesh["examples_per_step"],
-            "{flags}"
-        );
+        for same in ["examples_per_step", "exchanged_per_step"] {
+            assert_eq!(compiled[same], mesh[same], "{flags} {more}");
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::support::{golden_cases, golden_cases_in, golden_dirs, max_difference};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
@@ -14,6 +15,7 @@ use xtrain::trainer::run_loop::RunLength;
 use xtrain::trainer::session::Session;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
+use xtrain::trainer::trained::Trained;
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{
     ADAFACTOR, ADAMW, Argument, Arguments, LION, MUON, OPTIMIZERS, OptimizerKind, Plateau,
@@ -193,7 +195,7 @@ fn for_each_case(test: impl Fn(&str, Case)) {
 
 /// One case for each family, the first.
 pub fn for_each_family(test: impl Fn(&str, Case)) {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     let mut cases = golden_cases();
     cases.retain(|(_, dir)| {
         let config = hf::read_object(&dir.join("config.json")).unwrap();
@@ -293,7 +295,7 @@ fn every_trajectory_equals_torch() {
 /// The cases of `newer/optimizers`, each on the weights and batches of a model case.
 #[test]
 fn optimizers_equal_torch() {
-    let mut ran = std::collections::BTreeSet::new();
+    let mut ran = BTreeSet::new();
     for golden in golden_dirs() {
         let cases = golden_cases_in(&golden);
         let entries = std::fs::read_dir(golden.join("newer/optimizers"))
@@ -321,10 +323,47 @@ fn optimizers_equal_torch() {
     assert_eq!(ran.len(), OPTIMIZERS.len() - 1, "all but AdamW: {ran:?}");
 }
 
+/// The cases of `newer/frozen`, each on the weights and batches of a model case: what is frozen keeps
+/// its bits, the rest moves as with `requires_grad` off in torch.
+#[test]
+fn frozen_weights_equal_torch() {
+    let mut ran = 0;
+    for golden in golden_dirs() {
+        let cases = golden_cases_in(&golden);
+        let entries = std::fs::read_dir(golden.join("newer/frozen"))
+            .into_iter()
+            .flatten();
+        for dir in entries.map(|entry| entry.unwrap().path()) {
+            let name = dir.file_name().unwrap().to_string_lossy().to_string();
+            let trajectory: Value = hf::read_json(&dir.join("trajectory.json")).unwrap();
+            let texts = |key: &str| -> Vec<String> {
+                serde_json::from_value(trajectory[key].clone()).unwrap()
+            };
+            let of_model = cases
+                .iter()
+                .find(|(_, dir)| dir.ends_with(trajectory["case"].as_str().unwrap()));
+            let case = Case::open(&of_model.unwrap().1);
+            let patterns = texts("patterns");
+            let trained = match trajectory["flag"].as_str() {
+                Some("freeze") => Trained::new(&patterns, &[]),
+                _ => Trained::new(&[], &patterns),
+            };
+            trained.unwrap().choose(&*case.model).unwrap();
+            let parameters = case.model.parameters().into_iter();
+            let trained = parameters.filter(|parameter| parameter.trained);
+            let trained: BTreeSet<String> = trained.map(|parameter| parameter.name).collect();
+            assert_eq!(trained, texts("trained").into_iter().collect(), "{name}");
+            follow_trajectory(&name, case, &dir, ADAMW);
+            ran += 1;
+        }
+    }
+    assert!(ran >= 4, "{ran} cases ran");
+}
+
 /// `label_smoothing.json`: loss and gradient norm of micro-batch 0.
 #[test]
 fn label_smoothing_equals_transformers() {
-    let mut ran = std::collections::BTreeSet::new();
+    let mut ran = BTreeSet::new();
     for golden in golden_dirs() {
         let cases = golden_cases_in(&golden);
         let path = golden.join("newer/label_smoothing.json");
@@ -393,7 +432,7 @@ fn arguments(given: &Value) -> Arguments {
 /// `schedules.json`: the learning rate of every step.
 #[test]
 fn schedules_equal_transformers() {
-    let mut ran = std::collections::BTreeSet::new();
+    let mut ran = BTreeSet::new();
     let files = golden_dirs()
         .into_iter()
         .map(|golden| golden.join("newer/schedules.json"));
@@ -545,9 +584,16 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         .map(|a| a.iter().filter_map(Value::as_str).collect())
         .unwrap_or_default();
     let reference = StoredTensors::open(&expected.join("final_weights.safetensors")).unwrap();
-    let parameters = case.model.parameters();
-    let names: Vec<String> = parameters.into_iter().map(|p| p.name).collect();
-    for tensor in parameters::download(&mut case.session, &names).unwrap() {
+    let (start, parameters) = (case.tensors("model.safetensors"), case.model.parameters());
+    let names: Vec<String> = parameters.iter().map(|p| p.name.clone()).collect();
+    let tensors = parameters::download(&mut case.session, &names).unwrap();
+    for (tensor, parameter) in tensors.into_iter().zip(&parameters) {
+        if !parameter.trained {
+            let (_, before) = start.read_f32(&tensor.name).unwrap();
+            let found: &[f32] = bytemuck::cast_slice(&tensor.bytes);
+            assert_eq!(found, before, "{name}: {} is frozen", tensor.name);
+            continue;
+        }
         // Softmax ignores key biases, so that an optimizer that divides by the gradient's size
         // turns rounding noise into steps there.
         if undetermined.contains(&tensor.name.as_str()) || tensor.name.ends_with(".key.bias") {

@@ -141,6 +141,16 @@ fn lower_crates_stay_pure() {
     }
 }
 
+/// Families multiply by their matrices in one place: what an adapter or another form of a matrix
+/// changes is that file.
+#[test]
+fn families_multiply_by_matrices_in_one_file() {
+    let src = root().join("models/src");
+    let multiplies = |file: &PathBuf| fs::read_to_string(file).unwrap().contains(".matmul");
+    let found: Vec<PathBuf> = rust_files(&src).into_iter().filter(multiplies).collect();
+    assert_eq!(found, [src.join("linear.rs")]);
+}
+
 /// What resolves flags names every choice: an arm for the rest would turn a new choice, or a
 /// forgotten one, into another.
 #[test]

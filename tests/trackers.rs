@@ -180,62 +180,6 @@ fn a_killed_run_leaves_events_that_can_be_read() {
 }
 
 #[test]
-fn mlflows_file_store_has_the_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    train(
-        dir,
-        "--max_steps 6 --save_steps 3 --report_to mlflow --run_name first",
-    )
-    .run()
-    .succeeded();
-    let memory: Value =
-        serde_json::from_slice(&fs::read(dir.join("out/mlflow_run.json")).unwrap()).unwrap();
-    let run = dir
-        .join("mlruns/0")
-        .join(memory["run_id"].as_str().unwrap());
-    let metric = |name: &str| -> Vec<(f64, u64)> {
-        let text = fs::read_to_string(run.join("metrics").join(name)).unwrap();
-        let point = |line: &str| {
-            let mut words = line.split(' ').skip(1);
-            (
-                words.next().unwrap().parse().unwrap(),
-                words.next().unwrap().parse().unwrap(),
-            )
-        };
-        text.lines().map(point).collect()
-    };
-    let expected = |name: &str| -> Vec<(f64, u64)> {
-        let records = json_lines(&dir.join("out/log.jsonl"));
-        let with = records
-            .iter()
-            .filter_map(|record| Some((record.get(name)?.as_f64()?, record["step"].as_u64()?)));
-        with.collect()
-    };
-    assert_eq!(metric("loss"), expected("loss"));
-    assert_eq!(metric("eval_loss"), expected("eval_loss"));
-    assert_eq!(metric("eval_loss").last().unwrap().1, 6);
-    assert_eq!(
-        fs::read_to_string(run.join("params/max_steps")).unwrap(),
-        "6"
-    );
-    let meta = fs::read_to_string(run.join("meta.yaml")).unwrap();
-    assert!(
-        meta.contains("status: 3\n") && meta.contains("run_name: \"first\"\n"),
-        "{meta}"
-    );
-
-    // What a resumed run does again is there already.
-    train(
-        dir,
-        "--max_steps 6 --save_steps 3 --report_to mlflow --resume_from_checkpoint out/checkpoint-3",
-    )
-    .run()
-    .succeeded();
-    assert_eq!(metric("loss"), expected("loss"));
-}
-
-#[test]
 fn mlflows_server_gets_the_run() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", listener.local_addr().unwrap());
@@ -289,20 +233,28 @@ fn mlflows_server_gets_the_run() {
         json!("FINISHED")
     );
 
-    // A server that is not there is reported before the first step.
-    let run = train(
-        dir,
-        "--max_steps 3 --overwrite_output_dir --report_to mlflow",
-    )
-    .env("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    .run();
-    assert_eq!(run.code, Some(1));
-    assert!(
-        run.stderr
-            .contains("error: --report_to mlflow: http://127.0.0.1:9: "),
-        "{}",
-        run.stderr
-    );
+    // A server that does not answer, or is none, is reported before the first step.
+    for (uri, problem) in [
+        ("http://127.0.0.1:9", "http://127.0.0.1:9: "),
+        (
+            "file:///tmp/mlruns",
+            "MLFLOW_TRACKING_URI file:///tmp/mlruns is a file store",
+        ),
+    ] {
+        let run = train(
+            dir,
+            "--max_steps 3 --overwrite_output_dir --report_to mlflow",
+        )
+        .env("MLFLOW_TRACKING_URI", uri)
+        .run();
+        assert_eq!(run.code, Some(1));
+        assert!(
+            run.stderr
+                .contains(&format!("error: --report_to mlflow: {problem}")),
+            "{}",
+            run.stderr
+        );
+    }
 }
 
 /// Answers requests as MLflow does.

@@ -12,7 +12,7 @@ use crate::encoder::{Encoder, Form, LayerNames, MaskedLmHead, SequenceHead, size
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::linear;
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -93,6 +93,7 @@ impl Albert {
                 [
                     "predictions.dense",
                     "predictions.LayerNorm",
+                    "predictions.decoder",
                     "predictions.bias",
                 ],
                 activation,
@@ -129,7 +130,7 @@ impl Model for Albert {
         let (weights, _scope) = weights.enter("encoder");
         let to = (Axis::Embed, encoder.layer.hidden_size);
         let name = "embedding_hidden_mapping_in";
-        let mut x = linear(&weights, name, &embedded, Axis::Embed, to)?; // [N, C]
+        let mut x = weights.linear(name, &embedded, Linear::new(Axis::Embed, to))?; // [N, C]
         for layer in 0..encoder.layers {
             // Layers per group need not be whole; transformers truncates here too.
             let group = layer * self.groups / encoder.layers;

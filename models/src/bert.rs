@@ -83,6 +83,7 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
             [
                 "cls.predictions.transform.dense",
                 "cls.predictions.transform.LayerNorm",
+                "cls.predictions.decoder",
                 "cls.predictions.bias",
             ],
             Activation::from_config(&read, "hidden_act", "gelu")?,

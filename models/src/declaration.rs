@@ -3,7 +3,7 @@
 
 use crate::axis::Axis;
 use crate::error::{Error, Result};
-use crate::parameter::{Init, ParameterSpec};
+use crate::parameter::{Init, ParameterSet, ParameterSpec};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use xtrain_graphs::flops::{RecordedFlops, recorded};
@@ -202,6 +202,9 @@ impl Recorder {
                     axes,
                     init: init(requests.std),
                     head: requests.in_head,
+                    aliases: Vec::new(),
+                    set: ParameterSet::Policy,
+                    trained: true,
                 };
                 requests.parameters.push((spec, tensor.clone()));
                 tensor
@@ -225,6 +228,16 @@ impl Recorder {
         let tensor = tensor.clone();
         requests.note_use(full_name);
         Ok(tensor)
+    }
+
+    /// `alias` is another name for a parameter that was asked for.
+    pub fn note_alias(&self, full_name: &str, alias: String) {
+        let mut requests = self.0.borrow_mut();
+        let mut parameters = requests.parameters.iter_mut();
+        let named = parameters.find(|(spec, _)| spec.name == full_name);
+        if let Some((spec, _)) = named.filter(|(spec, _)| !spec.answers_to(&alias)) {
+            spec.aliases.push(alias);
+        }
     }
 }
 

@@ -50,7 +50,8 @@ mod tests {
     use crate::axis::Axis::{Embed, Heads, KvHeads, Vocab};
     use crate::config::Config;
     use crate::error::Error;
-    use crate::layers::{self, AttentionKind, linear_without_bias, split_heads};
+    use crate::layers::{self, AttentionKind, split_heads};
+    use crate::linear::Linear;
     use crate::model::ModelInfo;
     use crate::tensor_parallel::tensor_shard_specs;
     use crate::weights::Weight;
@@ -99,7 +100,7 @@ mod tests {
             weights.registers_first(&["v"]);
             let heads = |name, to, heads| {
                 split_heads(
-                    &linear_without_bias(&weights, name, &x, Embed, to)?,
+                    &weights.linear(name, &x, Linear::new(Embed, to).without_bias())?,
                     batch,
                     heads,
                 )
@@ -119,7 +120,10 @@ mod tests {
         }
 
         fn head(&self, weights: &Weights, hidden: &Tensor, _: &DropoutRng) -> Result<Tensor> {
-            Ok(hidden.matmul_transposed(&weights.tied("body.embed.weight")?)?)
+            let tied = Linear::new(Embed, (Vocab, 10))
+                .without_bias()
+                .tied_to("body.embed.weight");
+            weights.linear("head", hidden, tied)
         }
     }
 

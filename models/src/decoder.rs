@@ -9,7 +9,8 @@ use crate::batch::TokenBatch;
 use crate::config::{AttributeMap, Config};
 use crate::error::Result;
 use crate::head::HeadKind;
-use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias};
+use crate::layers::{self, AttentionKind, layer_norm};
+use crate::linear::Linear;
 use crate::model::{ModelInfo, Pooling};
 use crate::weights::Weights;
 use xtrain_graphs::{DropoutRng, Tensor};
@@ -113,7 +114,7 @@ impl Decoder {
         weights.registers_first(&["k_proj", "v_proj"]);
         let to = (Axis::Heads, self.hidden_size);
         let heads = |name| {
-            let projected = linear_without_bias(weights, name, x, Axis::Embed, to)?;
+            let projected = weights.linear(name, x, Linear::new(Axis::Embed, to).without_bias())?;
             layers::split_heads(&projected, batch, self.info.heads)
         };
         Ok([
@@ -153,11 +154,11 @@ impl Decoder {
         rng: &DropoutRng,
     ) -> Result<Tensor> {
         let to = (Axis::Mlp, self.intermediate_size);
-        let activated = self
-            .activation
-            .apply(&linear(weights, inner, x, Axis::Embed, to)?)?; // [N, F]
+        let activated =
+            self.activation
+                .apply(&weights.linear(inner, x, Linear::new(Axis::Embed, to))?)?; // [N, F]
         let to = (Axis::Embed, self.hidden_size);
-        let output = linear(weights, outer, &activated, Axis::Mlp, to)?;
+        let output = weights.linear(outer, &activated, Linear::new(Axis::Mlp, to))?;
         Ok(rng.dropout(&output, self.residual_dropout)?)
     }
 
@@ -165,13 +166,11 @@ impl Decoder {
     pub fn head(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
         if let HeadKind::SequenceClassification { labels } = self.info.head {
             let to = (Axis::Labels, labels);
-            return linear_without_bias(weights, "score", hidden, Axis::Embed, to);
+            return weights.linear("score", hidden, Linear::new(Axis::Embed, to).without_bias());
         }
-        if !self.tied_head {
-            let to = (Axis::Vocab, self.info.vocab_size);
-            return linear_without_bias(weights, "lm_head", hidden, Axis::Embed, to);
-        }
-        let _scope = weights.trace().scope("lm_head");
-        Ok(hidden.matmul_transposed(&weights.tied("transformer.wte.weight")?)?)
+        let head = Linear::new(Axis::Embed, (Axis::Vocab, self.info.vocab_size))
+            .without_bias()
+            .tied_if(self.tied_head, "transformer.wte.weight");
+        weights.linear("lm_head", hidden, head)
     }
 }

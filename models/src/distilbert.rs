@@ -91,6 +91,7 @@ fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>>
             [
                 "vocab_transform",
                 "vocab_layer_norm",
+                "vocab_projector",
                 "vocab_projector.bias",
             ],
             Activation::from_config(&read, "hidden_act", "gelu")?,

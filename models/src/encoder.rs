@@ -11,7 +11,8 @@ use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
 use crate::head::HeadKind;
-use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
+use crate::layers::{self, AttentionKind, layer_norm, split_heads};
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo};
 use crate::weights::Weights;
 use serde_json::{Value, json};
@@ -161,7 +162,7 @@ impl Layer {
         let c = self.hidden_size;
         let heads = |name| {
             split_heads(
-                &linear(weights, name, x, Embed, (Heads, c))?,
+                &weights.linear(name, x, Linear::new(Embed, (Heads, c)))?,
                 batch,
                 self.heads,
             )
@@ -181,19 +182,17 @@ impl Layer {
             rng,
             kind,
         )?;
-        let projected = linear(
-            weights,
+        let projected = weights.linear(
             names.attention_output,
             &attended,
-            Heads,
-            (Embed, c),
+            Linear::new(Heads, (Embed, c)),
         )?;
         let projected = rng.dropout(&projected, self.projection_dropout)?;
         let x = layer_norm(weights, names.attention_norm, &x.add(&projected)?, self.eps)?;
         let to = (Mlp, self.intermediate_size);
-        let inner = linear(weights, names.intermediate, &x, Embed, to)?;
+        let inner = weights.linear(names.intermediate, &x, Linear::new(Embed, to))?;
         let inner = self.activation.apply(&inner)?; // [N, F]
-        let output = linear(weights, names.output, &inner, Mlp, (Embed, c))?;
+        let output = weights.linear(names.output, &inner, Linear::new(Mlp, (Embed, c)))?;
         let output = rng.dropout(&output, self.output_dropout)?;
         layer_norm(weights, names.output_norm, &x.add(&output)?, self.eps)
     }
@@ -203,16 +202,18 @@ impl Layer {
 pub(crate) struct MaskedLmHead {
     pub dense: &'static str,
     pub norm: &'static str,
+    pub decoder: &'static str,
     pub bias: &'static str,
     pub activation: Activation,
 }
 
 impl MaskedLmHead {
-    /// With the names of its dense layer, its norm and its bias.
-    pub fn new([dense, norm, bias]: [&'static str; 3], activation: Activation) -> Self {
+    /// With the names of its dense layer, its norm, its decoder and the decoder's bias.
+    pub fn new([dense, norm, decoder, bias]: [&'static str; 4], activation: Activation) -> Self {
         MaskedLmHead {
             dense,
             norm,
+            decoder,
             bias,
             activation,
         }
@@ -305,13 +306,14 @@ impl Model for Encoder {
                     hidden
                 }; // [B, C]
                 let to = (Embed, self.layer.hidden_size);
-                let pooled = activation.apply(&linear(weights, dense, rows, Embed, to)?)?;
+                let pooled =
+                    activation.apply(&weights.linear(dense, rows, Linear::new(Embed, to))?)?;
                 let to = (Labels, labels);
-                linear(weights, classifier, &dropout(&pooled)?, Embed, to)
+                weights.linear(classifier, &dropout(&pooled)?, Linear::new(Embed, to))
             }
             HeadKind::TokenClassification { labels } => {
                 let to = (Labels, labels);
-                linear(weights, "classifier", &dropout(hidden)?, Embed, to)
+                weights.linear("classifier", &dropout(hidden)?, Linear::new(Embed, to))
             }
             HeadKind::MaskedLm | HeadKind::CausalLm => self.predict(weights, hidden),
         }
@@ -393,15 +395,15 @@ impl Encoder {
     fn predict(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
         let (head, base) = (&self.form.lm_head, self.form.base);
         let to = (Axis::Embed, self.embeddings.size);
-        let transformed = linear(weights, head.dense, hidden, Axis::Embed, to)?;
+        let transformed = weights.linear(head.dense, hidden, Linear::new(Axis::Embed, to))?;
         let transformed = head.activation.apply(&transformed)?; // [N, E]
         let normed = layer_norm(weights, head.norm, &transformed, self.eps)?;
-        let _scope = weights.trace().scope("decoder");
-        let logits = normed.matmul_transposed(
-            &weights.tied(&format!("{base}.embeddings.word_embeddings.weight"))?,
-        )?;
-        let bias = weights.bias(head.bias, (Axis::Vocab, self.embeddings.vocab_size))?;
-        Ok(logits.add(&bias)?)
+        let table = format!("{base}.embeddings.word_embeddings.weight");
+        let decoder = Linear::new(Axis::Embed, (Axis::Vocab, self.embeddings.vocab_size))
+            .tied_to(&table)
+            .with_bias_named(head.bias)
+            .at("decoder");
+        weights.linear(head.decoder, &normed, decoder)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
 use crate::layers::{layer_norm, split_heads};
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -100,7 +101,7 @@ impl Gpt2 {
         let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
         let to = (Axis::Mlp, decoder.intermediate_size);
-        let inner = conv1d(&mlp, "c_fc", &normed, Axis::Embed, to)?;
+        let inner = mlp.linear("c_fc", &normed, Linear::new(Axis::Embed, to).conv1d())?;
         let inner = decoder.activation.apply(&inner)?; // [N, F]
         let projected = self.project(&mlp, &inner, Axis::Mlp)?; // [N, C]
         Ok(x.add(&rng.dropout(&projected, decoder.residual_dropout)?)?)
@@ -117,13 +118,8 @@ impl Gpt2 {
         let (weights, _scope) = weights.enter("attn");
         let decoder = &self.decoder;
         let c = decoder.hidden_size;
-        let qkv = conv1d(
-            &weights,
-            "c_attn",
-            x,
-            Axis::Embed,
-            (Axis::Qkv { group: 1 }, 3 * c),
-        )?; // [N, 3C]
+        let to = (Axis::Qkv { group: 1 }, 3 * c);
+        let qkv = weights.linear("c_attn", x, Linear::new(Axis::Embed, to).conv1d())?; // [N, 3C]
         let part = |i: usize| {
             split_heads(
                 &qkv.slice_dim(1, i * c, (i + 1) * c)?,
@@ -147,25 +143,10 @@ impl Gpt2 {
 
     /// What an attention block or an MLP writes to the residual stream, `[N, C]`.
     fn project(&self, weights: &Weights, x: &Tensor, from: Axis) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("c_proj");
         let to = (Axis::Embed, self.decoder.hidden_size);
-        let dims = [(from, x.dims()[1]), to];
-        let weight = weights.matrix_with_std("weight", dims, self.residual_std)?;
-        Ok(x.matmul(&weight)?.add(&weights.bias("bias", to)?)?)
+        let layer = Linear::new(from, to).conv1d().with_std(self.residual_std);
+        weights.linear("c_proj", x, layer)
     }
-}
-
-/// `x [N, in] W [in, out] + b`
-fn conv1d(
-    weights: &Weights,
-    name: &str,
-    x: &Tensor,
-    from: Axis,
-    to: (Axis, usize),
-) -> Result<Tensor> {
-    let (weights, _scope) = weights.enter(name);
-    let weight = weights.matrix("weight", [(from, x.dims()[1]), to])?;
-    Ok(x.matmul(&weight)?.add(&weights.bias("bias", to)?)?)
 }
 
 impl Model for Gpt2 {

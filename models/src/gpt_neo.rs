@@ -12,7 +12,8 @@ use crate::decoder::Decoder;
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{layer_norm, linear};
+use crate::layers::layer_norm;
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -96,7 +97,7 @@ impl GptNeo {
             let qkv = decoder.qkv(&weights, &normed, batch, Ok)?;
             let out = decoder.attend(&qkv, batch, rng, 1.0, window)?;
             let to = (Axis::Embed, decoder.hidden_size);
-            let projected = linear(&weights, "out_proj", &out, Axis::Heads, to)?;
+            let projected = weights.linear("out_proj", &out, Linear::new(Axis::Heads, to))?;
             rng.dropout(&projected, decoder.residual_dropout)?
         };
         let x = x.add(&attended)?;

@@ -14,9 +14,8 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{
-    self, AttentionKind, layer_norm, linear, linear_with_bias_if, linear_without_bias, split_heads,
-};
+use crate::layers::{self, AttentionKind, layer_norm, split_heads};
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo, Pooling};
 use crate::names::StoredNames;
 use crate::rotary::{ROTARY, Rotary, RotaryKeys, RotaryTable};
@@ -154,7 +153,11 @@ impl GptNeoX {
         let (weights, _scope) = weights.enter("attention");
         let (c, d, bias) = (self.hidden_size, self.info.head_dim, self.attention_bias);
         let to = (Axis::Heads, 3 * c);
-        let qkv = linear_with_bias_if(bias, &weights, "query_key_value", x, Axis::Embed, to)?;
+        let qkv = weights.linear(
+            "query_key_value",
+            x,
+            Linear::new(Axis::Embed, to).with_bias_if(bias),
+        )?;
         let qkv = split_heads(&qkv, batch, self.info.heads)?; // [B, T, H, 3 * D]
         let part = |i: usize| qkv.slice_dim(3, i * d, (i + 1) * d);
         let (q, k) = (table.turn_halves(&part(0)?)?, table.turn_halves(&part(1)?)?);
@@ -167,7 +170,11 @@ impl GptNeoX {
         };
         let out = layers::attention(&q, &k, &part(2)?, batch, rng, kind)?;
         let to = (Axis::Embed, c);
-        let added = linear_with_bias_if(bias, &weights, "dense", &out, Axis::Heads, to)?;
+        let added = weights.linear(
+            "dense",
+            &out,
+            Linear::new(Axis::Heads, to).with_bias_if(bias),
+        )?;
         Ok(rng.dropout(&added, self.hidden_dropout)?)
     }
 
@@ -175,10 +182,10 @@ impl GptNeoX {
     fn mlp(&self, weights: &Weights, x: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("mlp");
         let to = (Axis::Mlp, self.intermediate_size);
-        let inner = linear(&weights, "dense_h_to_4h", x, Axis::Embed, to)?;
+        let inner = weights.linear("dense_h_to_4h", x, Linear::new(Axis::Embed, to))?;
         let activated = self.activation.apply(&inner)?; // [N, F]
         let to = (Axis::Embed, self.hidden_size);
-        let added = linear(&weights, "dense_4h_to_h", &activated, Axis::Mlp, to)?;
+        let added = weights.linear("dense_4h_to_h", &activated, Linear::new(Axis::Mlp, to))?;
         Ok(rng.dropout(&added, self.hidden_dropout)?)
     }
 
@@ -227,20 +234,19 @@ impl Model for GptNeoX {
         match self.info.head {
             HeadKind::SequenceClassification { labels } => {
                 let to = (Axis::Labels, labels);
-                linear_without_bias(weights, "score", hidden, Axis::Embed, to)
+                weights.linear("score", hidden, Linear::new(Axis::Embed, to).without_bias())
             }
             HeadKind::TokenClassification { labels } => {
                 let dropped = rng.dropout(hidden, self.classifier_dropout)?;
                 let to = (Axis::Labels, labels);
-                linear(weights, "classifier", &dropped, Axis::Embed, to)
-            }
-            HeadKind::CausalLm | HeadKind::MaskedLm if self.tied_head => {
-                let _scope = weights.trace().scope("embed_out");
-                Ok(hidden.matmul_transposed(&weights.tied("gpt_neox.embed_in.weight")?)?)
+                weights.linear("classifier", &dropped, Linear::new(Axis::Embed, to))
             }
             HeadKind::CausalLm | HeadKind::MaskedLm => {
                 let to = (Axis::Vocab, self.info.vocab_size);
-                linear_without_bias(weights, "embed_out", hidden, Axis::Embed, to)
+                let head = Linear::new(Axis::Embed, to)
+                    .without_bias()
+                    .tied_if(self.tied_head, "gpt_neox.embed_in.weight");
+                weights.linear("embed_out", hidden, head)
             }
         }
     }

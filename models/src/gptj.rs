@@ -11,7 +11,8 @@ use crate::decoder::{Decoder, GPT_NAMES};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{layer_norm, linear_without_bias};
+use crate::layers::layer_norm;
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::rotary::{Rotary, RotaryTable};
@@ -95,7 +96,11 @@ impl GptJ {
             let scale = 1.0 / (decoder.info.head_dim as f64).sqrt();
             let out = decoder.attend(&qkv, batch, rng, scale, None)?;
             let to = (Axis::Embed, decoder.hidden_size);
-            let projected = linear_without_bias(&weights, "out_proj", &out, Axis::Heads, to)?;
+            let projected = weights.linear(
+                "out_proj",
+                &out,
+                Linear::new(Axis::Heads, to).without_bias(),
+            )?;
             rng.dropout(&projected, decoder.residual_dropout)?
         };
         let (weights, _scope) = weights.enter("mlp");

@@ -13,47 +13,6 @@ use crate::weights::Weights;
 use xtrain_graphs::op::{Attention, Comparison, DotDims, F64};
 use xtrain_graphs::{DType, DropoutRng, Tensor};
 
-/// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`. `from` is the axis
-/// of `in`, `to` that of `out` with its size.
-pub(crate) fn linear(
-    weights: &Weights,
-    name: &str,
-    x: &Tensor,
-    from: Axis,
-    to: (Axis, usize),
-) -> Result<Tensor> {
-    linear_with_bias_if(true, weights, name, x, from, to)
-}
-
-/// `x [N, in] W^T [in, out]`
-pub(crate) fn linear_without_bias(
-    weights: &Weights,
-    name: &str,
-    x: &Tensor,
-    from: Axis,
-    to: (Axis, usize),
-) -> Result<Tensor> {
-    linear_with_bias_if(false, weights, name, x, from, to)
-}
-
-/// As [`linear`] or [`linear_without_bias`].
-pub(crate) fn linear_with_bias_if(
-    has_bias: bool,
-    weights: &Weights,
-    name: &str,
-    x: &Tensor,
-    from: Axis,
-    to: (Axis, usize),
-) -> Result<Tensor> {
-    let (weights, _scope) = weights.enter(name);
-    let weight = weights.matrix("weight", [to, (from, x.dims()[1])])?;
-    let product = x.matmul_transposed(&weight)?;
-    if !has_bias {
-        return Ok(product);
-    }
-    Ok(product.add(&weights.bias("bias", to)?)?)
-}
-
 /// LayerNorm (Ba et al. 2016) of `x` `[N, C]` over C.
 pub(crate) fn layer_norm(weights: &Weights, name: &str, x: &Tensor, eps: f64) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);

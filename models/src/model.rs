@@ -8,6 +8,7 @@ use crate::head::HeadKind;
 use crate::layers;
 use crate::parameter::ParameterSpec;
 use crate::weights::Weights;
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use xtrain_graphs::{DropoutRng, Tensor};
 
@@ -37,6 +38,8 @@ pub struct ModelInfo {
     /// Standard deviation of new matrices.
     pub initializer_range: f64,
     pub(crate) declaration: OnceLock<Declaration>,
+    /// Names of the parameters that are not trained; see [`freeze`](crate::freeze).
+    pub(crate) frozen: OnceLock<BTreeSet<String>>,
 }
 
 /// What stands for a sequence of hidden states.
@@ -93,6 +96,7 @@ impl ModelInfo {
             spaces_words: false,
             initializer_range: read.float_or("initializer_range", 0.02)?,
             declaration: OnceLock::new(),
+            frozen: OnceLock::new(),
         })
     }
 
@@ -160,9 +164,16 @@ pub trait Model {
         self.info().has_segments
     }
 
-    /// Every trainable tensor, tied ones once, in the order in which Hugging Face registers them.
+    /// Every parameter, tied ones once, in the order in which Hugging Face registers them.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        self.info().declaration().parameters.clone()
+        let info = self.info();
+        let mut parameters = info.declaration().parameters.clone();
+        if let Some(frozen) = info.frozen.get() {
+            for parameter in &mut parameters {
+                parameter.trained &= !frozen.contains(&parameter.name);
+            }
+        }
+        parameters
     }
 
     /// What each of the layers computes and uses.

@@ -13,10 +13,8 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{
-    self, AttentionKind, layer_norm, layer_norm_without_bias, linear, linear_with_bias_if,
-    split_heads,
-};
+use crate::layers::{self, AttentionKind, layer_norm, layer_norm_without_bias, split_heads};
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo, Pooling};
 use crate::names::StoredNames;
 use crate::rotary::{ROTARY, Rotary, RotaryKeys, RotaryTable};
@@ -198,7 +196,7 @@ impl ModernBert {
         let c = self.hidden_size;
         let to = (Axis::Qkv { group: 1 }, 3 * c);
         let bias = self.attention_bias;
-        let qkv = linear_with_bias_if(bias, weights, "Wqkv", x, Axis::Embed, to)?; // [N, 3C]
+        let qkv = weights.linear("Wqkv", x, Linear::new(Axis::Embed, to).with_bias_if(bias))?; // [N, 3C]
         let part = |i: usize| {
             split_heads(
                 &qkv.slice_dim(1, i * c, (i + 1) * c)?,
@@ -216,7 +214,8 @@ impl ModernBert {
         };
         let out = layers::attention(&q, &k, &part(2)?, batch, rng, kind)?;
         let to = (Axis::Embed, c);
-        let projected = linear_with_bias_if(bias, weights, "Wo", &out, Axis::Heads, to)?;
+        let projected =
+            weights.linear("Wo", &out, Linear::new(Axis::Heads, to).with_bias_if(bias))?;
         Ok(rng.dropout(&projected, self.attention_dropout)?)
     }
 
@@ -224,25 +223,30 @@ impl ModernBert {
     fn mlp(&self, weights: &Weights, x: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
         let f = self.intermediate_size;
         let to = (Axis::GateUp, 2 * f);
-        let both = linear_with_bias_if(self.mlp_bias, weights, "Wi", x, Axis::Embed, to)?;
+        let both = weights.linear(
+            "Wi",
+            x,
+            Linear::new(Axis::Embed, to).with_bias_if(self.mlp_bias),
+        )?;
         let [input, gate] = [0, f].map(|start| both.slice_dim(1, start, start + f));
         let gated = self.activation.apply(&input?)?.mul(&gate?)?; // [N, F]
         let gated = rng.dropout(&gated, self.mlp_dropout)?;
         let to = (Axis::Embed, self.hidden_size);
-        linear_with_bias_if(self.mlp_bias, weights, "Wo", &gated, Axis::Mlp, to)
+        weights.linear(
+            "Wo",
+            &gated,
+            Linear::new(Axis::Mlp, to).with_bias_if(self.mlp_bias),
+        )
     }
 
     /// Dense, activation, norm: what all heads begin with, row by row.
     fn transform(&self, weights: &Weights, rows: &Tensor) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("head");
         let to = (Axis::Embed, self.hidden_size);
-        let dense = linear_with_bias_if(
-            self.classifier_bias,
-            &weights,
+        let dense = weights.linear(
             "dense",
             rows,
-            Axis::Embed,
-            to,
+            Linear::new(Axis::Embed, to).with_bias_if(self.classifier_bias),
         )?;
         self.norm(&weights, "norm", &self.classifier_activation.apply(&dense)?)
     }
@@ -296,28 +300,14 @@ impl Model for ModernBert {
             | HeadKind::TokenClassification { labels } => {
                 let dropped = rng.dropout(&rows, self.classifier_dropout)?;
                 let to = (Axis::Labels, labels);
-                linear(weights, "classifier", &dropped, Axis::Embed, to)
-            }
-            HeadKind::MaskedLm | HeadKind::CausalLm if !self.tied_decoder => {
-                let to = (Axis::Vocab, self.info.vocab_size);
-                linear_with_bias_if(
-                    self.decoder_bias,
-                    weights,
-                    "decoder",
-                    &rows,
-                    Axis::Embed,
-                    to,
-                )
+                weights.linear("classifier", &dropped, Linear::new(Axis::Embed, to))
             }
             HeadKind::MaskedLm | HeadKind::CausalLm => {
-                let (decoder, _scope) = weights.enter("decoder");
-                let table = weights.tied("model.embeddings.tok_embeddings.weight")?;
-                let logits = rows.matmul_transposed(&table)?;
-                if !self.decoder_bias {
-                    return Ok(logits);
-                }
-                let bias = decoder.bias("bias", (Axis::Vocab, self.info.vocab_size))?;
-                Ok(logits.add(&bias)?)
+                let to = (Axis::Vocab, self.info.vocab_size);
+                let decoder = Linear::new(Axis::Embed, to)
+                    .with_bias_if(self.decoder_bias)
+                    .tied_if(self.tied_decoder, "model.embeddings.tok_embeddings.weight");
+                weights.linear("decoder", &rows, decoder)
             }
         }
     }

@@ -26,7 +26,19 @@ pub enum Init {
     Sinusoids,
 }
 
-/// One trainable tensor, by its Hugging Face name.
+/// The set of weights that a parameter belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ParameterSet {
+    /// The model's own, which a finished run saves.
+    #[default]
+    Policy,
+    /// A second copy of a model, which a loss compares the policy with; it is never trained.
+    Reference,
+    /// What is added to a policy's weights, saved by itself.
+    Adapter,
+}
+
+/// One parameter, by its Hugging Face name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
     /// As transformers' `state_dict` has it.
@@ -42,9 +54,34 @@ pub struct ParameterSpec {
     pub decay: bool,
     /// Whether it belongs to the head: a checkpoint with another head has none like it.
     pub head: bool,
+    /// Further names that transformers' `state_dict` has for it: those of a layer that it is tied
+    /// to.
+    pub aliases: Vec<String>,
+    /// The set of weights that it belongs to.
+    pub set: ParameterSet,
+    /// Whether training changes it. Only such a parameter has a gradient, optimizer state and
+    /// further copies, and only its state is exchanged, saved and resumed.
+    pub trained: bool,
 }
 
 impl ParameterSpec {
+    /// Its numbers.
+    pub fn elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Its name and its [aliases](ParameterSpec::aliases).
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name)
+            .chain(&self.aliases)
+            .map(String::as_str)
+    }
+
+    /// Whether this is its name or one of its [aliases](ParameterSpec::aliases).
+    pub fn answers_to(&self, name: &str) -> bool {
+        self.names().any(|own| own == name)
+    }
+
     /// What an optimizer knows of it.
     pub fn info(&self) -> ParameterInfo<'_> {
         let is_hidden = |axis: &Axis| match axis {

@@ -73,7 +73,12 @@ fn build(config: Config, _: Config, head: HeadKind) -> Result<Box<dyn Model>> {
         layers: "encoder.layer",
         layer: &BERT_LAYER,
         lm_head: MaskedLmHead::new(
-            ["lm_head.dense", "lm_head.layer_norm", "lm_head.bias"],
+            [
+                "lm_head.dense",
+                "lm_head.layer_norm",
+                "lm_head.decoder",
+                "lm_head.bias",
+            ],
             // Whatever hidden_act says.
             Activation::Gelu(Gelu::Erf),
         ),

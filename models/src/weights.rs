@@ -114,7 +114,12 @@ impl<'a> Weights<'a> {
     /// The weights of the module `name`, and the model path to go with them until the guard is
     /// dropped.
     pub fn enter(&self, name: &str) -> (Weights<'a>, ScopeGuard) {
-        (self.below(name), self.trace.scope(name))
+        self.enter_at(name, name)
+    }
+
+    /// As [`Weights::enter`], with another model path.
+    pub(crate) fn enter_at(&self, path: &str, name: &str) -> (Weights<'a>, ScopeGuard) {
+        (self.below(name), self.trace.scope(path))
     }
 
     /// As [`Weights::enter`], for one of the layers that make up most of the model. Sharded
@@ -221,6 +226,40 @@ impl<'a> Weights<'a> {
         match self.source {
             Source::Bound(all) => self.bound(all, full_name),
             Source::Declaring(recorder) => recorder.tied(full_name),
+        }
+    }
+
+    /// The weight `name` of this module, where that is another name for one that was asked for
+    /// before ([`ParameterSpec::aliases`](crate::ParameterSpec::aliases)).
+    ///
+    /// # Errors
+    /// As [`Weights::tied`].
+    pub(crate) fn shared(&self, name: &str, full_name: &str) -> Result<Tensor> {
+        let tensor = self.tied(full_name)?;
+        self.note_alias(name, full_name);
+        Ok(tensor)
+    }
+
+    /// As [`Weights::bias`] for the bias `full_name`, of which `name` of this module is another
+    /// name.
+    pub(crate) fn bias_named(
+        &self,
+        name: &str,
+        full_name: &str,
+        dim: (Axis, usize),
+    ) -> Result<Tensor> {
+        let at_root = Weights {
+            prefix: String::new(),
+            ..self.clone()
+        };
+        let tensor = at_root.bias(full_name, dim)?;
+        self.note_alias(name, full_name);
+        Ok(tensor)
+    }
+
+    fn note_alias(&self, name: &str, full_name: &str) {
+        if let Source::Declaring(recorder) = self.source {
+            recorder.note_alias(full_name, format!("{}{name}", self.prefix));
         }
     }
 

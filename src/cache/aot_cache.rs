@@ -274,10 +274,10 @@ impl AotCache {
             // Nothing depends on the old ones going now; the next insertion tries again.
             Ok(()) => {
                 if let Err(error) = store.evict(self.settings.max_bytes, &id) {
-                    eprintln!("warning: the cache stays larger than its limit: {error}");
+                    errln!("warning: the cache stays larger than its limit: {error}");
                 }
             }
-            Err(error) => eprintln!(
+            Err(error) => errln!(
                 "warning: compiled graphs are not kept: {}",
                 error.naming("--cache_dir")
             ),

@@ -71,6 +71,11 @@ impl Compiler {
         })
     }
 
+    /// The processor that graphs are lowered for.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
     /// `origin` is what the graph belongs to; `earlier` the graph of the same name that this
     /// process used before, if there is one: it explains a miss best.
     pub fn make(

@@ -123,6 +123,11 @@ impl GraphCache {
         self.origin = origin;
     }
 
+    /// The processor that graphs are lowered for.
+    pub fn target(&self) -> Target {
+        self.compiler.target()
+    }
+
     pub fn origin(&self) -> &Origin {
         &self.origin
     }

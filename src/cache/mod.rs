@@ -86,7 +86,7 @@ impl CacheSettings {
         match std::fs::create_dir_all(&dir) {
             Ok(()) => Some(dir),
             Err(error) => {
-                eprintln!(
+                errln!(
                     "warning: measurements of kernels are not kept: {}: {error}",
                     dir.display()
                 );

@@ -86,7 +86,7 @@ impl Form {
         let refusal = match first {
             Ok(executable) => {
                 self.reported
-                    .call_once(|| eprintln!("note: the plugin takes the graphs as StableHLO"));
+                    .call_once(|| errln!("note: the plugin takes the graphs as StableHLO"));
                 return Ok(executable);
             }
             Err(error) if is_final(&error) || start.elapsed() > READING => return Err(error),
@@ -99,7 +99,7 @@ impl Form {
             })?;
         self.stablehlo_first.store(false, Ordering::Relaxed);
         self.reported.call_once(|| {
-            eprintln!("note: the plugin takes the graphs as HLO; it refused StableHLO: {refusal}")
+            errln!("note: the plugin takes the graphs as HLO; it refused StableHLO: {refusal}")
         });
         Ok(executable)
     }

@@ -9,6 +9,7 @@
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
 use crate::checkpoint::atomic;
+use crate::report::telemetry;
 use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -64,7 +65,7 @@ fn is_absent(error: &io::Error) -> bool {
 
 /// Seconds since 1970, now.
 pub fn now() -> u64 {
-    seconds(Ok(SystemTime::now()))
+    telemetry::now() as u64
 }
 
 /// How long ago a time in seconds since 1970 was; nothing for the future, which a wrong clock
@@ -283,7 +284,7 @@ mod tests {
         let id = stored(&store, "train");
         assert!(store.find(&header("train").key).unwrap().is_some());
         assert!(store.find(&header("eval").key).unwrap().is_none());
-        // Renamed by hand, or by a wicked hand.
+        // Renamed, by accident or maliciously.
         fs::rename(store.path(&id), store.path(&header("eval").key.id())).unwrap();
         assert!(
             matches!(store.find(&header("eval").key), Err(Damage::Foreign(part)) if part == "graph")

@@ -5,12 +5,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use super::files;
+pub use crate::report::units::hex;
 use sha2::{Digest, Sha256};
-
-/// Lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// Digest of bytes in memory, as hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {

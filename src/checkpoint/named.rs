@@ -166,17 +166,9 @@ fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::atomic::tests::names;
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
     use std::process::Command;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(dir)
-            .unwrap()
-            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
 
     #[test]
     fn devices_and_pipes_stay_and_get_the_bytes() {

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let results = bench(&plan)?;
-    if plan.json {
-        println!("{results}");
+    if *plan.train.flags.json {
+        outln!("{results}");
     } else {
-        print!("{}", table(&results));
+        out!("{}", table(&results));
         if let Some(profile) = results.get("profile") {
-            print!("{}", profile::table(profile));
+            out!("{}", profile::table(profile));
         }
     }
     Ok(Outcome::Done)

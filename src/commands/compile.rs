@@ -32,7 +32,7 @@ pub fn run(
     let mut run = Run::without_data(plan)?;
     run.resolve_auto_batch(None)?;
     run.compile(jobs, &mut print)?;
-    eprintln!("{}", run.session.cache().stats());
+    errln!("{}", run.session.cache().stats());
     Ok(Outcome::Done)
 }
 
@@ -45,7 +45,7 @@ fn print(graph: &CompiledGraph) {
     let peak = graph.memory().map_or(String::new(), |m| {
         format!(", {} at the peak", bytes(m.peak() as u64))
     });
-    println!(
+    outln!(
         "{:12} {}  {how} in {:.1} s{peak}",
         graph.name,
         &graph.id[..12],

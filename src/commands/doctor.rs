@@ -40,11 +40,11 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
                 } else {
                     ("ok   ", Tone::Good)
                 };
-                println!("{} {:20} {found}", paint(&stdout, tone, word), check.name);
+                outln!("{} {:20} {found}", paint(&stdout, tone, word), check.name);
             }
             Err(reason) => {
                 let word = paint(&stdout, Tone::Bad, "FAIL ");
-                println!("{word} {:20} {reason}", check.name);
+                outln!("{word} {:20} {reason}", check.name);
             }
         }
     }
@@ -53,7 +53,7 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
             Ok(found) => json!({"check": c.name, "ok": true, "found": found}),
             Err(reason) => json!({"check": c.name, "ok": false, "reason": reason}),
         };
-        println!(
+        outln!(
             "{}",
             json!({"device": plan.device.kind.to_string(), "checks": checks.iter().map(entry).collect::<Vec<_>>()})
         );

@@ -5,6 +5,7 @@ use super::Error;
 use crate::cache::CompiledGraph;
 use crate::config::{ModelSource, RunPlan};
 use crate::data::Set;
+use crate::engine::model::{parameter_count, trained_count};
 use crate::engine::task::TaskData;
 use crate::engine::{Run, failed};
 use crate::parallel::schedule::bubble;
@@ -17,6 +18,7 @@ use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::fit::Footprint;
 use crate::trainer::settings::{Checkpointing, WeightStorage};
 use crate::trainer::step::TrainStep;
+use crate::trainer::trained::Trained;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use xtrain_models::Model;
@@ -30,7 +32,11 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     let mut table = Table::pairs();
     table.heading("model");
     table.pair("configuration", configuration(plan, model));
-    table.pair("parameters", exact(run.session.cache().origin().parameters));
+    table.pair("parameters", exact(parameter_count(model)));
+    if run.loaded.trained != Trained::All {
+        let count = exact(trained_count(model));
+        table.pair("trained", format!("{count} ({})", run.loaded.trained));
+    }
     let (rows, ids) = (model.vocab_size(), run.tokenizer.id_bound());
     table.pair("vocabulary", format!("{rows} (tokenizer: {ids})"));
     let (length, positions) = (run.task.length(), model.max_positions());
@@ -128,7 +134,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         table.heading("evaluation");
         describe_data(&mut table, data, &run.task);
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
 
     let mut table = Table::new("llrrrr");
     table.row([
@@ -150,7 +156,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             bytes(memory.peak() as u64),
         ]);
     }
-    print!("\n{}", table.render());
+    out!("\n{}", table.render());
     let is_pipeline = run.plan.train.mesh.stage > 1;
     if is_pipeline || run.plan.memory.is_some() {
         let found = run.footprints()?;
@@ -162,7 +168,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 let text = format!("{peak}, {state} of it state (in {})", one.graph);
                 table.pair(format!("stage {}", one.stage), text);
             }
-            print!("\n{}", table.render());
+            out!("\n{}", table.render());
         }
         if let Some(memory) = run.plan.memory {
             let most = Footprint::largest(found);
@@ -172,13 +178,13 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 "does not fit"
             };
             let (memory, peak) = (bytes(memory), bytes(most.peak));
-            println!(
+            outln!(
                 "\n{verdict} into {memory} a device: {peak} at the peak (in `{}`)",
                 most.graph
             );
         }
     }
-    println!(
+    outln!(
         "\ndry run: nothing was trained or written to {}",
         run.plan.train.output_dir.display()
     );
@@ -262,13 +268,14 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
             "peak_bytes_per_device": memory.peak(),
         })
     });
-    let settings = &run.plan.train;
+    let (settings, model) = (&run.plan.train, &*run.loaded.model);
     let groups: serde_json::Map<_, _> = Axis::ALL
         .iter()
         .filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?))))
         .collect();
     let mut plan = json!({
-        "parameters": run.session.cache().origin().parameters,
+        "parameters": parameter_count(model),
+        "trained_parameters": trained_count(model),
         "devices": settings.mesh.devices(),
         "examples_per_step": settings.examples_per_step(),
         "groups": groups,
@@ -281,7 +288,7 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
         plan["peak_bytes_of_run"] = json!(peak);
         plan["fits"] = json!(peak <= memory);
     }
-    println!("{plan}");
+    outln!("{plan}");
     Ok(())
 }
 

@@ -46,7 +46,7 @@ pub fn run(
             "learning_rate": scaled.map(|(.., rate)| rate),
             "target": plan.target.map(Gpu::name),
         });
-        println!("{results}");
+        outln!("{results}");
         return Ok(Outcome::Done);
     }
     let mut table = Table::pairs();
@@ -70,10 +70,10 @@ pub fn run(
     for (name, n) in split.rows() {
         table.pair(name, bytes(n));
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
     match &target {
         Some(target) => describe(target),
-        None => eprintln!("{}", run.session.cache().stats()),
+        None => errln!("{}", run.session.cache().stats()),
     }
     Ok(Outcome::Done)
 }

@@ -44,17 +44,17 @@ fn continue_all(plan: &GeneratePlan, prompts: &[&str]) -> Result<(), Error> {
     let sequences = plan.num_return_sequences;
     if texts.len() == 1 {
         // It has been shown.
-        println!();
+        outln!();
         return Ok(());
     }
     for (number, text) in texts.iter().enumerate() {
         let (prompt, sequence) = (number / sequences + 1, number % sequences + 1);
         match sequences {
-            1 => println!("--- prompt {prompt}"),
-            _ => println!("--- prompt {prompt}, continuation {sequence}"),
+            1 => outln!("--- prompt {prompt}"),
+            _ => outln!("--- prompt {prompt}, continuation {sequence}"),
         }
         output::write(text.as_bytes());
-        println!();
+        outln!();
     }
     Ok(())
 }
@@ -69,7 +69,7 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
     let mut answer = |conversation: &mut Vec<Message>, text: &str| {
         conversation.push(Message::new("user", text));
         let answer = generator.answer(conversation, &mut show)?;
-        println!();
+        outln!();
         conversation.push(Message::new("assistant", answer));
         Ok::<(), Error>(())
     };
@@ -93,9 +93,9 @@ fn chat(plan: &GeneratePlan, message: Option<&str>, system: Option<&str>) -> Res
         }
         return answer(&mut conversation, message);
     }
-    eprintln!("Type a message; an empty line or Ctrl-D ends the conversation.");
+    errln!("Type a message; an empty line or Ctrl-D ends the conversation.");
     loop {
-        eprint!("> ");
+        err!("> ");
         let mut line = String::new();
         let read = (&mut stdin).take(PROMPT).read_line(&mut line);
         read.map_err(failed("reading standard input"))?;

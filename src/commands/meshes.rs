@@ -9,10 +9,10 @@ use crate::engine::meshes::compare;
 pub(super) fn run(plan: RunPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
     let comparison = compare(&plan, wanted)?;
     if *plan.train.flags.json {
-        println!("{}", output::json(&comparison));
+        outln!("{}", output::json(&comparison));
     } else {
-        print!("{}", output::text(&comparison));
-        println!(
+        out!("{}", output::text(&comparison));
+        outln!(
             "\ndry run: nothing was trained or written to {}",
             plan.train.output_dir.display()
         );

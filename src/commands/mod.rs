@@ -1,6 +1,5 @@
-//! What each command does. `run` dispatches; one file per command holds its work, which is to put
-//! the layers below together and to say on standard output what came of it. A command does not
-//! parse, does not print errors and does not exit: it returns.
+//! The commands. `run` dispatches; one file per command calls the layers below and prints the results
+//! on standard output. A command does not parse, does not print errors and does not exit: it returns.
 
 mod bench;
 mod cache;
@@ -32,8 +31,7 @@ use crate::report::output;
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
-    // A training run goes on when nobody reads its lines any more; what only prints ends with its
-    // reader (`cache show | head`).
+    // A training run survives a closed stdout; commands that only print stop (`cache show | head`).
     let goes_on = matches!(
         command,
         Command::Train(_)
@@ -51,7 +49,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let outcome = dispatch(command).and_then(|outcome| match output::lost() {
         Some(error) if goes_on => {
-            eprintln!("warning: standard output could not be written: {error}");
+            errln!("warning: standard output could not be written: {error}");
             Ok(outcome)
         }
         Some(error) => Err(Error::failed(format!(
@@ -80,8 +78,8 @@ fn dispatch(command: Command) -> Result<Outcome, Error> {
         Command::Generate(plan) => generate::run(plan),
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
-        Command::Top(plan) => top::run(plan),
-        Command::Report(plan) => report::run(plan),
+        Command::Top(flags) => top::run(&flags),
+        Command::Report(flags) => report::run(&flags),
         Command::Launch(settings) => launch::run(settings),
         Command::Scaling(plan) => scaling::run(plan),
         Command::Sweep(plan) => sweep::run(plan),

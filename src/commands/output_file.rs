@@ -14,8 +14,8 @@ pub fn check_output(flag: &str, path: &Path) -> Result<(), Error> {
 /// output itself.
 pub fn announce(path: &Path, line: &str) {
     if is_standard_output(path) {
-        eprintln!("{line}");
+        errln!("{line}");
     } else {
-        println!("{line}");
+        outln!("{line}");
     }
 }

@@ -23,7 +23,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     std::fs::create_dir_all(dir).map_err(failed("creating --output_dir"))?;
     let text = dir.join("corpus.txt");
     atomic::write_bytes(&text, corpus::TEXT.as_bytes()).map_err(failed("writing the corpus"))?;
-    println!(
+    outln!(
         "1. corpus: {} KB of generated stories in {}",
         corpus::TEXT.len() / 1000,
         text.display()
@@ -35,14 +35,14 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     tokenizer
         .save(&tokenizer_dir)
         .map_err(failed("saving the tokenizer"))?;
-    println!(
+    outln!(
         "2. tokenizer: byte-level BPE with {} tokens, trained on it",
         tokenizer.vocab_size()
     );
 
     let train_plan = train_plan(&plan, &text, &tokenizer_dir)?;
     let steps = plan.max_steps.unwrap_or(STEPS);
-    println!(
+    outln!(
         "3. training: GPT-2 with 4 layers, 192 wide, {steps} steps of {BATCH_SIZE} x {BLOCK_SIZE} tokens"
     );
     let outcome = train::run(train_plan)?;
@@ -50,7 +50,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
         return Ok(outcome);
     }
 
-    println!("4. a sample, continuing {PROMPT:?}:\n");
+    outln!("4. a sample, continuing {PROMPT:?}:\n");
     let settings = format!(
         "generate --max_new_tokens 80 --temperature 0.7 --top_k 40 --seed {}",
         plan.seed
@@ -69,7 +69,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     })?;
 
     let dir = dir.display();
-    println!(
+    outln!(
         "\nThe model is a Hugging Face directory: {dir}. What to try next:\n\
          \x20 xtrain generate --model_name_or_path {dir} --prompt \"Good morning, Wilma\"\n\
          \x20 xtrain train clm --model_name_or_path {dir} --train_file YOUR.txt --output_dir output/mine\n\

@@ -3,7 +3,7 @@
 use super::output_file::check_output;
 use super::{Error, Outcome};
 use crate::checkpoint::named::{is_device, write_named_bytes};
-use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
+use crate::config::{Alignment, Flags, ReportFormat};
 use crate::engine::failed;
 use crate::report::output;
 use crate::report::page::{self, Report};
@@ -12,30 +12,32 @@ use std::path::{Path, PathBuf};
 
 /// The page that a training run writes.
 pub const REPORT_FILE: &str = "report.html";
-/// Its losses as a picture, beside it.
-const PICTURE_FILE: &str = "loss.png";
 
-pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
-    let is_written = plan.compare_losses.is_none();
-    for format in plan.formats.iter().filter(|_| is_written) {
-        if let Some(path) = path(&plan, *format) {
+pub fn run(flags: &Flags) -> Result<Outcome, Error> {
+    let formats = flags.format.iter();
+    for format in formats.filter(|_| !*flags.compare_losses) {
+        if let Some(path) = path(flags, *format) {
             check_output("--output", &path)?;
         }
     }
-    let runs = read(&plan.runs).map_err(|error| {
+    let runs = read(&flags.reported()).map_err(|error| {
         Error::failed(error.to_string())
             .with_hint("name output directories, trainer_state.json files or logs of a Trainer")
     })?;
-    if let Some(comparison) = &plan.compare_losses {
-        return compare_losses([&runs[0], &runs[1]], comparison, plan.json);
+    if *flags.compare_losses {
+        return compare_losses([&runs[0], &runs[1]], flags);
     }
     for run in &runs {
         for problem in &run.problems {
-            eprintln!("note: {}: {problem}", run.name);
+            errln!("note: {}: {problem}", run.name);
         }
     }
-    let report = Report::new(runs, plan.baseline, plan.price_per_hour);
-    for format in &plan.formats {
+    let report = Report::new(
+        runs,
+        flags.baseline_place().unwrap_or(0),
+        *flags.price_per_hour,
+    );
+    for format in flags.format.iter() {
         let text = match format {
             ReportFormat::Html => page::html(&report).into_bytes(),
             ReportFormat::Markdown => page::markdown(&report).into_bytes(),
@@ -43,16 +45,12 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
                 let json = serde_json::to_string_pretty(&page::json(&report));
                 (json.map_err(failed("writing JSON"))? + "\n").into_bytes()
             }
-            ReportFormat::Png => page::png(&report).ok_or_else(|| {
-                Error::failed("these runs have logged no loss that could be drawn")
-                    .with_hint("leave png out")
-            })?,
         };
-        match path(&plan, *format) {
+        match path(flags, *format) {
             Some(path) => {
                 let written = write(&path, &text);
                 written.map_err(|error| error.with_hint("--output FILE writes it elsewhere"))?;
-                eprintln!("written: {}", path.display());
+                errln!("written: {}", path.display());
             }
             None => output::write(&text),
         }
@@ -60,23 +58,18 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-/// Where a format goes; `None`: standard output.
-fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
+/// The file of a format; `None`: standard output.
+fn path(flags: &Flags, format: ReportFormat) -> Option<PathBuf> {
     let ending = match format {
         ReportFormat::Html => "html",
         ReportFormat::Markdown => "md",
         ReportFormat::Json => "json",
-        ReportFormat::Png => "png",
     };
     let is_ending = |path: &Path| {
         let own = path.extension();
-        own.is_some_and(|own| {
-            ["html", "md", "json", "png"]
-                .iter()
-                .any(|known| own == *known)
-        })
+        own.is_some_and(|own| ["html", "md", "json"].iter().any(|known| own == *known))
     };
-    match (&plan.output, &plan.formats[..]) {
+    match (&*flags.report_file, &flags.format[..]) {
         // As it was named. A point that no ending follows is part of a name (`lr=0.1`).
         (Some(path), _) if is_device(path) => Some(path.clone()),
         (Some(path), [_]) if path.extension().is_some() => Some(path.clone()),
@@ -104,42 +97,35 @@ pub fn of_run(dir: &Path) -> Result<(), Error> {
     let report = Report::new(runs, 0, None);
     let path = dir.join(REPORT_FILE);
     write(&path, page::html(&report).as_bytes())?;
-    if let Some(picture) = page::png(&report) {
-        write(&dir.join(PICTURE_FILE), &picture)?;
-    }
-    eprint!("{}", page::summary(&report));
-    eprintln!("{:<12} {}", "report", path.display());
+    err!("{}", page::summary(&report));
+    errln!("{:<12} {}", "report", path.display());
     Ok(())
 }
 
-fn compare_losses(
-    runs: [&crate::report::runs::Run; 2],
-    comparison: &LossComparison,
-    json: bool,
-) -> Result<Outcome, Error> {
-    let axis = match comparison.align {
+fn compare_losses(runs: [&crate::report::runs::Run; 2], flags: &Flags) -> Result<Outcome, Error> {
+    let axis = match *flags.align {
         Alignment::Auto => None,
         Alignment::Step => Some(Axis::Step),
         Alignment::Tokens => Some(Axis::Tokens),
         Alignment::Epoch => Some(Axis::Epoch),
         Alignment::Time => Some(Axis::Seconds),
     };
-    let found = losses::compare(runs, axis, comparison.window)
+    let found = losses::compare(runs, axis, *flags.window)
         .map_err(|(problem, fix)| Error::failed(problem).with_hint(fix))?;
-    if json {
-        println!("{}", found.json())
+    if *flags.json {
+        outln!("{}", found.json())
     } else {
-        print!("{}", found.text())
+        out!("{}", found.text())
     }
     let bounds = [
-        ("largest", comparison.largest, found.largest),
-        ("mean", comparison.mean, found.mean),
-        ("smoothed", comparison.smoothed, found.smoothed),
+        ("largest", *flags.largest, found.largest),
+        ("mean", *flags.mean, found.mean),
+        ("smoothed", *flags.smoothed, found.smoothed),
     ];
     let beyond: Vec<String> = bounds
         .into_iter()
         .filter_map(|(name, bound, value)| {
-            // What is not a number is beyond every bound.
+            // NaN is beyond every bound.
             let bound = bound.filter(|bound| value.is_nan() || value > *bound)?;
             Some(format!("--{name} {bound} is exceeded: {value:.5}"))
         })

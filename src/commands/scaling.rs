@@ -1,6 +1,5 @@
-//! `xtrain scaling`: the same command at several degrees, each time as a process of its own, so
-//! that what is measured is what a user would run. Degrees take turns: what disturbs the machine
-//! for a while disturbs all of them.
+//! `xtrain scaling`: the same command at several degrees, each time in a process, as a user would run
+//! it. Degrees take turns, so that a disturbance of the machine affects all of them.
 
 mod child;
 
@@ -9,10 +8,9 @@ use super::{Error, Outcome};
 use crate::checkpoint::named::write_named_bytes;
 use crate::config::{Axis, ScaledRun, ScalingPlan, into_directory};
 use crate::engine::failed;
+use crate::report::runs::read;
 use crate::report::scaling::{Exchange, Point, Scaling};
-use crate::report::telemetry::{Event, TELEMETRY_FILE, latest};
 use crate::report::units::count;
-use crate::report::{files, json};
 use child::{Children, Stopped};
 use serde_json::Value;
 use std::path::Path;
@@ -49,15 +47,15 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
         points,
     };
     if plan.json {
-        println!("{}", scaling.json())
+        outln!("{}", scaling.json())
     } else {
-        print!("{}", scaling.text())
+        out!("{}", scaling.text())
     }
     let drawn = plan.plot.as_ref().map(|path| (path, scaling.svg()));
     let page = plan.html.as_ref().map(|path| (path, scaling.html()));
     for (path, text) in drawn.into_iter().chain(page) {
         write_named_bytes(path, text.as_bytes()).map_err(failed("saving the measurements"))?;
-        eprintln!("written: {}", path.display());
+        errln!("written: {}", path.display());
     }
     Ok(Outcome::Done)
 }
@@ -71,7 +69,7 @@ fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
     if plan.trains {
         for (run, point) in plan.runs.iter().zip(&mut points) {
             let place = place(plan, run);
-            eprintln!("{place}: compiling, to see what is exchanged");
+            errln!("{place}: compiling, to see what is exchanged");
             point.exchanged = planned(run, &place, scratch.path(), &mut children)?;
         }
     }
@@ -80,7 +78,7 @@ fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
             let place = place(plan, run);
             let measured = measured(plan, run, &place, scratch.path(), &mut children)?;
             let rate = count(measured.tokens_per_second);
-            eprintln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
+            errln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
             point.tokens_per_second.push(measured.tokens_per_second);
             point.step_seconds.push(measured.step_seconds);
             point.train_seconds.extend(measured.train_seconds);
@@ -104,7 +102,7 @@ fn point(run: &ScaledRun) -> Point {
     }
 }
 
-/// What a training run would exchange.
+/// The exchanges that a training run plans.
 fn planned(
     run: &ScaledRun,
     place: &str,
@@ -139,7 +137,7 @@ fn measured(
     }
     let output = children.run(&words, place)?;
     let measured = if plan.trains {
-        from_telemetry(&dir)
+        from_directory(&dir)
     } else {
         from_bench(&output)
     };
@@ -166,46 +164,23 @@ fn from_bench(output: &str) -> Option<Measured> {
     })
 }
 
-fn from_telemetry(dir: &Path) -> Option<Measured> {
-    let events = latest(&dir.join(TELEMETRY_FILE)).ok()?;
-    let (tokens_per_second, step_seconds) = pace(&events)?;
-    let last = events.iter().rev().find_map(|event| match event {
-        Event::Step(step) => Some(step),
-        _ => None,
-    });
-    let epoch_steps = last
-        .filter(|step| step.epoch > 0.0)
-        .map(|step| step.step as f64 / step.epoch);
-    let results = files::read(&dir.join("train_results.json")).unwrap_or_default();
-    let results: Value = json::from_slice(&results).unwrap_or_default();
+/// The numbers of a training run's directory, over all steps but those of the first record.
+fn from_directory(dir: &Path) -> Option<Measured> {
+    let run = read(&[dir.to_path_buf()]).ok()?.pop()?;
+    let process = run.processes.last()?;
+    let (pace, last) = (process.later, &process.step);
+    if pace.seconds <= 0.0 {
+        return None;
+    }
+    let step_seconds = pace.seconds / pace.steps;
+    let epoch_steps = (last.epoch > 0.0).then(|| last.step as f64 / last.epoch);
     Some(Measured {
-        tokens_per_second,
+        tokens_per_second: pace.tokens / pace.seconds,
         step_seconds,
         exchanged: None,
-        train_seconds: results["train_runtime"].as_f64(),
+        train_seconds: run.summary.get("train_runtime").copied(),
         epoch_seconds: epoch_steps.map(|steps| steps * step_seconds),
     })
-}
-
-/// Tokens per second and seconds of a step, over all steps but those of the first line, the first
-/// of which made its graphs ready.
-fn pace(events: &[Event]) -> Option<(f64, f64)> {
-    let reported = events.iter().filter_map(|event| {
-        if let Event::Step(step) = event {
-            Some(step)
-        } else {
-            None
-        }
-    });
-    let reported: Vec<_> = reported.collect();
-    let (mut tokens, mut seconds, mut steps) = (0.0, 0.0, 0.0);
-    for pair in reported.windows(2) {
-        let passed = pair[1].step.saturating_sub(pair[0].step) as f64;
-        tokens += pair[1].tokens_per_second * pair[1].step_seconds * passed;
-        seconds += (pair[1].step_seconds - pair[1].compile_seconds) * passed;
-        steps += passed;
-    }
-    (seconds > 0.0).then(|| (tokens / seconds, seconds / steps))
 }
 
 fn exchanges(results: &Value) -> Vec<Exchange> {
@@ -229,32 +204,52 @@ fn last_json(output: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::telemetry::StepEvent;
+    use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE};
 
     #[test]
     fn the_pace_leaves_out_the_first_step_and_compiling() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = Event::Start {
+            time: 0.0,
+            pid: 1,
+            host: String::new(),
+            device: String::new(),
+            step: 0,
+            total_steps: 5,
+        };
         let line = |step, step_seconds, tokens_per_second, compile_seconds| {
             Event::Step(StepEvent {
                 step,
                 step_seconds,
                 tokens_per_second,
                 compile_seconds,
+                epoch: step as f64 / 10.0,
                 ..Default::default()
             })
+        };
+        let measured = |events: &[Event]| {
+            let lines = events
+                .iter()
+                .map(|e| serde_json::to_string(e).unwrap() + "\n");
+            let text: String = lines.collect();
+            std::fs::write(dir.path().join(TELEMETRY_FILE), text).unwrap();
+            from_directory(dir.path())
         };
         // 100 tokens a step: the first takes ten seconds, the next four half a second, of which one
         // compiled for another half.
         let events = [
+            start,
             line(1, 10.0, 10.0, 9.0),
             line(3, 0.5, 200.0, 0.0),
             line(5, 0.75, 100.0 / 0.75, 0.25),
         ];
-        let (tokens, seconds) = pace(&events).unwrap();
+        let found = measured(&events).unwrap();
         assert!(
-            (tokens - 200.0).abs() < 1e-9 && (seconds - 0.5).abs() < 1e-9,
-            "{tokens} {seconds}"
+            (found.tokens_per_second - 200.0).abs() < 1e-9
+                && (found.step_seconds - 0.5).abs() < 1e-9
+                && (found.epoch_seconds.unwrap() - 5.0).abs() < 1e-9
         );
-        assert_eq!(pace(&events[..1]), None);
+        assert!(measured(&events[..2]).is_none());
     }
 
     #[test]

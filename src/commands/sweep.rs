@@ -1,6 +1,6 @@
 //! `xtrain sweep`: every run of a grid as a process of its own, in turn or several at a time, and
-//! all of them in one report. A sweep that is started again leaves out what is done and resumes
-//! what was interrupted. The runs share the cache of compiled graphs, where two processes that need
+//! all of them in one report. A sweep that is started again skips finished runs and resumes
+//! interrupted ones. The runs share the cache of compiled graphs, where two processes that need
 //! the same graph compile it once.
 
 use super::report::REPORT_FILE;
@@ -27,7 +27,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is done, in the sweep's directory.
+/// The list of finished runs, in the sweep's directory.
 const SWEEP_FILE: &str = "sweep.json";
 /// Between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -46,11 +46,11 @@ struct Running<'a> {
 }
 
 impl Done {
-    /// What an earlier sweep has noted; nothing where there was none.
+    /// The runs that an earlier sweep has finished; none if there was no sweep.
     fn read(path: &Path) -> Result<Done, Error> {
         let reading = |error: io::Error| {
             Error::because(format!("reading {}", path.display()), error).with_hint(
-                "it lists the runs that are done: mend it, remove it to make them again, or name another --output_dir",
+                "it lists the finished runs: fix it, remove it to make them again, or name another --output_dir",
             )
         };
         match files::read(path) {
@@ -98,7 +98,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     let is_kept = |run: &&&SweptRun| done.0.contains_key(&run.name) && !run.replaces;
     if let Some(run) = left.iter().find(is_kept) {
         let problem = format!(
-            "{} was made with other flags",
+            "{} was created with different flags",
             plan.output_dir.join(&run.name).display()
         );
         return Err(Error::usage(
@@ -108,12 +108,12 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     }
     let (all, mut ended) = (plan.runs.len(), finished.len());
     if ended > 0 {
-        eprintln!("{ended} of {all} runs are done");
+        errln!("{ended} of {all} runs are done");
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (jobs, note) = at_a_time(plan.jobs, left.len(), cores, memory::available());
     if let Some(note) = note {
-        eprintln!("note: {note}");
+        errln!("note: {note}");
     }
     let mut waiting = left.into_iter();
     let mut signals = Signals::new(ending_signals()).map_err(failed("taking signals over"))?;
@@ -122,7 +122,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     loop {
         while interrupted.is_none() && running.len() < jobs {
             let Some(run) = waiting.next() else { break };
-            // What an earlier sweep made of the name by other words is done with.
+            // An earlier sweep's run of this name with other flags no longer counts.
             let is_other = done.0.remove(&run.name).is_some();
             running.push(start(&plan.output_dir, run, is_other)?);
         }
@@ -155,10 +155,10 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
                 ended += 1;
                 let result = result(&plan.output_dir.join(name));
                 let took = duration(process.began.elapsed());
-                eprintln!("[{ended}/{all}] {name}: {result}, {took}");
+                errln!("[{ended}/{all}] {name}: {result}, {took}");
             } else if interrupted.is_none() {
                 let log = log_path(&plan.output_dir, name);
-                eprintln!(
+                errln!(
                     "{name}: failed ({status}); its output is in {}",
                     log.display()
                 );
@@ -170,7 +170,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     }
     report(&plan, &done)?;
     if let Some(signal) = interrupted {
-        eprintln!("stopped; the same command resumes here");
+        errln!("stopped; the same command resumes here");
         return Ok(Outcome::Interrupted { signal });
     }
     if failures.is_empty() {
@@ -179,7 +179,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     let (count, names) = (failures.len(), failures.join("; "));
     Err(
         Error::failed(format!("{count} of {all} runs failed: {names}"))
-            .with_hint("mend what their .log files say; the same command then makes only those"),
+            .with_hint("fix the errors in their .log files and rerun: finished runs are skipped"),
     )
 }
 
@@ -258,11 +258,11 @@ fn report(plan: &SweepPlan, done: &Done) -> Result<(), Error> {
             page::speed(&report, place).unwrap_or_default(),
         ]);
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
     let path = plan.output_dir.join(REPORT_FILE);
     let text = page::html(&report);
     write_named_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
-    eprintln!("report in {}", path.display());
+    errln!("report in {}", path.display());
     Ok(())
 }
 

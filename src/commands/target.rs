@@ -74,7 +74,7 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
             bytes: facts.bytes,
         };
         work_rows(&mut table, work, target.gpu.estimate(work), target.gpu);
-        print!("{}", table.render());
+        out!("{}", table.render());
     }
     describe(&target);
     Ok(Outcome::Done)
@@ -84,8 +84,8 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
 pub(super) fn describe(target: &AotTarget) {
     let (compiled, took) = target.graphs.compiled();
     let (name, seconds) = (target.gpu.name(), took.as_secs_f64());
-    eprintln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
-    eprintln!(
+    errln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
+    errln!(
         "this was a compile check: kernels were chosen without measuring on a card, and no run loads them. A run on the card compiles \
          and tunes its own."
     );

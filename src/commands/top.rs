@@ -2,7 +2,7 @@
 //! devices.
 
 use super::{Error, Outcome};
-use crate::config::TopPlan;
+use crate::config::Flags;
 use crate::engine::failed;
 use crate::report::runs::runs_in;
 use crate::report::table::Table;
@@ -23,13 +23,14 @@ const REPORT: Duration = Duration::from_secs(8);
 /// Between the two readings of counters that make a utilisation.
 const SAMPLE: Duration = Duration::from_millis(300);
 
-pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
+pub fn run(flags: &Flags) -> Result<Outcome, Error> {
+    let named = flags.watched.iter().map(PathBuf::from);
     let mut watcher = Watcher {
-        devices: Devices::new(plan.neuron_monitor.clone()),
+        output_dirs: named.chain(flags.watched_dir.clone()).collect(),
+        devices: Devices::new(flags.neuron_monitor.clone()),
         processes: Processes::default(),
-        plan,
     };
-    if !watcher.plan.once {
+    if !*flags.once {
         return watch(&mut watcher);
     }
     watcher.devices.wait(REPORT);
@@ -45,22 +46,22 @@ pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
         std::thread::sleep(SAMPLE);
         watcher.measure(&mut snapshots);
     }
-    if watcher.plan.json {
+    if *flags.json {
         let json = match &snapshots[..] {
             [one] => serde_json::to_string(one),
             several => serde_json::to_string(several),
         };
-        println!("{}", json.map_err(failed("writing JSON"))?);
+        outln!("{}", json.map_err(failed("writing JSON"))?);
     } else {
         let texts: Vec<String> = snapshots.iter().map(text).collect();
-        print!("{}", texts.join("\n"));
+        out!("{}", texts.join("\n"));
     }
     Ok(Outcome::Done)
 }
 
 /// Looks at the runs and at this machine.
 struct Watcher {
-    plan: TopPlan,
+    output_dirs: Vec<PathBuf>,
     devices: Devices,
     processes: Processes,
 }
@@ -85,7 +86,7 @@ impl Watcher {
                 runs
             }
         };
-        let dirs: Vec<PathBuf> = self.plan.output_dirs.iter().flat_map(started).collect();
+        let dirs: Vec<PathBuf> = self.output_dirs.iter().flat_map(started).collect();
         let runs = dirs.iter().map(read);
         let mut snapshots = runs.collect::<Result<Vec<Snapshot>, Error>>()?;
         self.measure(&mut snapshots);

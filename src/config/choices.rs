@@ -161,19 +161,11 @@ choices! {
         AllCheckpoints = "all_checkpoints",
     }
 
-    /// An experiment tracker.
-    enum TrackerName {
-        TensorBoard = "tensorboard",
-        Mlflow = "mlflow",
-    }
-
     /// What `xtrain report` writes.
     enum ReportFormat {
         Html = "html",
         Markdown = "markdown",
         Json = "json",
-        /// The losses alone.
-        Png = "png",
     }
 
     /// What the losses of two runs are aligned by.

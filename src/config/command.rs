@@ -6,7 +6,7 @@ use CommandName::*;
 use TaskName::*;
 use xtrain_models::HeadKind;
 
-/// What a model is trained for: the second word of `train`, `eval`, `compile`, `fit` and `predict`.
+/// The task that a model is trained for: the second word of `train`, `eval`, `compile`, `fit` and `predict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskName {
     /// Causal language modelling.
@@ -33,7 +33,7 @@ impl TaskName {
     }
 }
 
-/// What `xtrain cache` does, its second word.
+/// The action of `xtrain cache`: its second word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheVerb {
     Ls,
@@ -117,6 +117,7 @@ pub mod sets {
         SFT = Train(Sft) | Eval(Sft) | Compile(Sft) | Fit(Sft),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
+        TRAIN_EVAL_CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),
         PREDICT_CLS = Predict(Cls),
         TOKEN_CLS = Train(TokenCls) | Eval(TokenCls) | Compile(TokenCls) | Fit(TokenCls)
@@ -153,7 +154,7 @@ pub mod sets {
     }
 }
 
-/// One command: its words, what it is for, and a line or two to copy.
+/// One command: its words, its purpose, and a line or two to copy.
 pub struct CommandInfo {
     pub id: CommandName,
     /// As typed, for example `train clm`.
@@ -162,7 +163,7 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
-/// A command with its words, what it is for and its examples.
+/// A command with its words, its purpose and its examples.
 const fn info(
     id: CommandName,
     words: &'static str,
@@ -434,7 +435,7 @@ pub const COMMANDS: &[CommandInfo] = &[
 ];
 
 impl CommandName {
-    /// What [`COMMANDS`] says of it.
+    /// Its row of [`COMMANDS`].
     pub fn info(self) -> &'static CommandInfo {
         COMMANDS
             .iter()
@@ -457,7 +458,7 @@ impl CommandName {
     }
 }
 
-/// The first words of two-word commands, each with what it is for.
+/// The first words of two-word commands, each with its purpose.
 pub const VERBS: &[(&str, &str)] = &[
     ("train", "Train a model; the next word is the task"),
     ("eval", "Evaluate a model; the next word is the task"),

@@ -1,8 +1,9 @@
-//! The command line, read from the flag table: first the command's words, then its flags with their
-//! values. A mistake does not end the reading, so that one start reports all of them. What a value
-//! means is decided by its kind, the same way as for a settings file.
+//! The command line: first the command's words, then its flags, both read by clap as `tree` builds it
+//! from the flag table. clap ends at its first mistake: that is recorded, its words are taken out and the
+//! rest is read again, so that one start reports all. The kind of a flag reads its value, the same way as
+//! in a settings file.
 
-use super::command::{COMMANDS, CommandInfo, CommandName, second_words};
+use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
 use super::config_file;
 use super::error::{Advice, Origin, UsageError};
 use super::flags::{Flag, Flags};
@@ -10,56 +11,53 @@ use super::foreign::{self, Meaning};
 use super::help;
 use super::kind::{Form, parse_bool};
 use super::lookup;
+use super::tree;
 use super::unexpected;
-use std::collections::VecDeque;
+use clap::ArgMatches;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
 use std::ffi::OsString;
 use std::path::Path;
 
 pub enum Parsed {
-    /// Help or version.
+    /// Help, version, completions or a manual page.
     Text(String),
-    /// What was typed, with the mistakes in it.
+    /// The flags that were typed, with the mistakes in them.
     Flags(Box<Flags>),
 }
+
+/// How often a line is read again: more mistakes are not listed.
+const MOST_READINGS: usize = 500;
 
 /// Reads the words of a command line, program name first.
 ///
 /// # Errors
-/// If no command can be recognized; what is wrong with its flags is in [`Flags::mistakes`].
+/// If no command can be recognized; mistakes in its flags are in [`Flags::mistakes`].
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageError> {
     let words = args.into_iter().skip(1).map(OsString::into_string);
-    let Ok(words) = words.collect::<Result<VecDeque<String>, _>>() else {
+    let Ok(words) = words.collect::<Result<Vec<String>, _>>() else {
         return Err(UsageError::CommandLine {
             problem: "an argument is not valid UTF-8".into(),
         });
     };
     if words.is_empty() {
-        return Ok(Parsed::Text(help::page("")));
+        return Ok(Parsed::Text(help::page("", "--help")));
     }
-    let mut start = Start {
-        words,
-        ..Start::default()
-    };
-    let command = match start.command()? {
+    let start = match start(&words)? {
         Found::Text(text) => return Ok(Parsed::Text(text)),
-        Found::Command(command) => command,
+        Found::Command(start) => start,
     };
-    let asks_for_help = |word: &String| ["-h", "--help"].contains(&word.as_str());
-    let mut own = start.words.iter().take_while(|word| *word != "--");
-    if own.any(asks_for_help) {
-        return Ok(Parsed::Text(help::page(command.words())));
+    let command = start.command;
+    let own = start.words.iter().map(String::as_str);
+    let mut own = own.take_while(|word| *word != "--");
+    if let Some(flag) = own.find(|word| ["-h", "--help"].contains(word)) {
+        return Ok(Parsed::Text(help::page(command.words(), flag)));
     }
-    let mut reader = Reader {
-        words: start.words,
-        command,
-        given: start.given,
-        mistakes: Vec::new(),
-    };
-    reader.read();
+    let (given, mistakes) = Reader::new(command, start.words).read();
     let mut flags = Flags::new(command);
     flags.notes = start.notes;
-    flags.mistakes = reader.mistakes;
-    for (flag, texts) in reader.given {
+    flags.mistakes = mistakes;
+    for (flag, texts) in given {
         if let Err(mistake) = flags.take(flag, &texts, Origin::CommandLine) {
             flags.mistakes.push(mistake);
         }
@@ -67,327 +65,416 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
     Ok(Parsed::Flags(Box::new(flags)))
 }
 
-/// A flag with the words that were given for it.
-type Given = (&'static Flag, Vec<String>);
-
-/// The start of a line: `--device X` and the command's words.
-#[derive(Default)]
+/// A command with the words that follow it.
 struct Start {
-    words: VecDeque<String>,
-    given: Vec<Given>,
+    command: CommandName,
+    words: Vec<String>,
     notes: Vec<String>,
 }
 
 enum Found {
     Text(String),
-    Command(CommandName),
+    Command(Start),
 }
 
-impl Start {
-    /// Takes the command's words from the line.
-    fn command(&mut self) -> Result<Found, UsageError> {
-        let mut words = String::new();
-        loop {
-            if let Some(info) = COMMANDS.iter().find(|info| info.words == words) {
-                return Ok(Found::Command(info.id));
-            }
-            let Some(word) = self.words.pop_front() else {
-                return Err(incomplete(&words));
-            };
-            match word.as_str() {
-                "-h" | "--help" => return Ok(Found::Text(help::page(&words))),
-                "-V" | "--version" => return Ok(Found::Text(help::version())),
-                "--device" => {
-                    let value = self.words.pop_front();
-                    let value = value.ok_or_else(|| no_value(device()))?;
-                    self.given.push((device(), vec![value]));
-                    continue;
-                }
-                _ => {}
-            }
-            if let Some(value) = word.strip_prefix("--device=") {
-                self.given.push((device(), vec![value.into()]));
-                continue;
-            }
-            if word.starts_with('-') {
-                return Err(before_the_command(&words, &word));
-            }
-            let longer = if words.is_empty() {
-                word.clone()
-            } else {
-                format!("{words} {word}")
-            };
-            let begins = |info: &CommandInfo| {
-                info.words == longer || info.words.starts_with(&format!("{longer} "))
-            };
-            if COMMANDS.iter().any(begins) {
-                words = longer;
-            } else if is_settings_file(&word) {
-                return self.command_of_file(&words, word);
-            } else {
-                return Err(unexpected::command(&words, &word));
-            }
+/// Reads the command's words and a `--device` before or between them.
+fn start(words: &[String]) -> Result<Found, UsageError> {
+    let read = tree::front().try_get_matches_from(words);
+    let read = read.map_err(|error| before_the_command(words, &error))?;
+    let (mut verb, mut matches) = ("", &read);
+    loop {
+        if matches.get_flag("help") {
+            let flag = words
+                .iter()
+                .find(|word| ["-h", "--help"].contains(&word.as_str()));
+            let flag = flag.map_or("--help", String::as_str);
+            return Ok(Found::Text(help::page(verb, flag)));
         }
-    }
-
-    /// `xtrain train run.json`: the task is the one whose flags the file's keys are.
-    fn command_of_file(&mut self, verb: &str, file: String) -> Result<Found, UsageError> {
-        Flags::new(CommandName::Doctor).take(
-            config_flag(),
-            std::slice::from_ref(&file),
-            Origin::CommandLine,
-        )?;
-        let example = |info: &CommandInfo| format!("`xtrain {} {file}`", info.words);
-        let tasks = || {
-            let of_verb = |info: &&CommandInfo| info.words.split(' ').next() == Some(verb);
-            COMMANDS.iter().filter(of_verb)
+        if matches.get_flag("version") {
+            return Ok(Found::Text(help::version()));
+        }
+        let Some((word, inner)) = matches.subcommand() else {
+            return Err(incomplete(verb));
         };
-        let Some(first) = tasks().next() else {
-            return Err(UsageError::illegal(
-                format!("a settings file needs a command before it, found {file}"),
-                format!("for example {}", example(&COMMANDS[0])),
-            ));
-        };
-        let keys = config_file::keys(Path::new(&file))?;
-        let takes_all =
-            |info: &&CommandInfo| keys.iter().all(|key| lookup::find(key, info.id).is_some());
-        let fitting: Vec<&CommandInfo> = tasks().filter(takes_all).collect();
-        let &[info] = &fitting[..] else {
-            return Err(UsageError::illegal(
-                format!(
-                    "{file} does not show which of {} it is for",
-                    all_of(second_words(verb))
-                ),
-                format!("write the task before it, for example {}", example(first)),
-            ));
-        };
-        self.notes
-            .push(format!("{file} is read as {}", example(info)));
-        self.words.push_front(file);
-        Ok(Found::Command(info.id))
+        if verb.is_empty() && VERBS.iter().any(|(known, _)| *known == word) {
+            (verb, matches) = (word, inner);
+            continue;
+        }
+        let device = matches.get_one::<String>("device");
+        let device = device.map(|device| format!("--device={device}"));
+        let rest = inner.get_many::<OsString>("").into_iter().flatten();
+        let rest = rest.map(|word| word.to_string_lossy().into_owned());
+        let rest: Vec<String> = device.into_iter().chain(rest).collect();
+        return command(verb, word, rest);
     }
 }
 
-fn all_of(words: impl Iterator<Item = &'static str>) -> String {
-    words.collect::<Vec<_>>().join(", ")
+/// The command that `verb`, if there is one, and `word` name, with the words after it.
+fn command(verb: &str, word: &str, rest: Vec<String>) -> Result<Found, UsageError> {
+    let all = format!("{verb} {word}");
+    if let Some(info) = COMMANDS.iter().find(|info| info.words == all.trim_start()) {
+        return Ok(Found::Command(Start {
+            command: info.id,
+            words: rest,
+            notes: Vec::new(),
+        }));
+    }
+    if is_settings_file(word) {
+        return command_of_file(verb, word, rest);
+    }
+    if verb.is_empty()
+        && let Some(text) = help::printed(word, &rest)
+    {
+        return text.map(Found::Text);
+    }
+    Err(unexpected::command(verb, word))
 }
 
-fn device() -> &'static Flag {
-    lookup::find("device", CommandName::Doctor).expect("every command takes it")
+/// `xtrain train run.json`: the task is the one whose flags the file's keys are.
+fn command_of_file(verb: &str, file: &str, rest: Vec<String>) -> Result<Found, UsageError> {
+    Flags::new(CommandName::Doctor).take(config_flag(), &[file.into()], Origin::CommandLine)?;
+    let example = |info: &CommandInfo| format!("`xtrain {} {file}`", info.words);
+    let tasks = || {
+        let of_verb = |info: &&CommandInfo| info.words.split(' ').next() == Some(verb);
+        COMMANDS.iter().filter(of_verb)
+    };
+    let Some(first) = tasks().next() else {
+        return Err(UsageError::illegal(
+            format!("a settings file needs a command before it, found {file}"),
+            format!("for example {}", example(&COMMANDS[0])),
+        ));
+    };
+    let keys = config_file::keys(Path::new(file))?;
+    let takes_all =
+        |info: &&CommandInfo| keys.iter().all(|key| lookup::find(key, info.id).is_some());
+    let fitting: Vec<&CommandInfo> = tasks().filter(takes_all).collect();
+    let &[info] = &fitting[..] else {
+        let all: Vec<&str> = second_words(verb).collect();
+        return Err(UsageError::illegal(
+            format!("{file} does not show which of {} it is for", all.join(", ")),
+            format!("write the task before it, for example {}", example(first)),
+        ));
+    };
+    let mut words = vec![format!("--config={file}")];
+    words.extend(rest);
+    Ok(Found::Command(Start {
+        command: info.id,
+        words,
+        notes: vec![format!("{file} is read as {}", example(info))],
+    }))
 }
 
 fn config_flag() -> &'static Flag {
     lookup::find("config", CommandName::Doctor).expect("every command takes it")
 }
 
-/// The words after the command.
+/// The words after the command, until clap reads them without a mistake.
 struct Reader {
-    words: VecDeque<String>,
     command: CommandName,
-    /// Each flag once, in the order typed.
-    given: Vec<Given>,
-    mistakes: Vec<UsageError>,
+    clap: clap::Command,
+    /// Each with its place in the line.
+    words: Vec<(usize, String)>,
+    mistakes: Vec<(usize, UsageError)>,
 }
 
 impl Reader {
-    fn read(&mut self) {
-        while let Some(word) = self.words.pop_front() {
-            if word == "--" {
-                while let Some(word) = self.words.pop_front() {
-                    self.positional(word);
-                }
-            } else if is_flag_like(&word) {
-                self.flag(&word);
-            } else if self.starter().is_some() {
-                // As launchers have it, the first word of a command ends their own flags.
-                self.words.push_front(word);
-                while let Some(word) = self.words.pop_front() {
-                    self.positional(word);
-                }
-            } else {
-                self.positional(word);
+    fn new(command: CommandName, words: Vec<String>) -> Reader {
+        let mut words: Vec<String> = words;
+        let starts = starter(command).is_some();
+        if starts && let Some(at) = begin_of_command(&words, command) {
+            // As launchers have it, the first word of a command ends their own flags.
+            words.insert(at, "--".into());
+        }
+        let mut is_text = false;
+        for word in words.iter_mut().take_while(|word| *word != "--") {
+            spell(word, command, is_text);
+            let flag = lookup::find(word.trim_start_matches("--"), command);
+            is_text = flag.is_some_and(|flag| flag.kind.form == Form::Prose);
+        }
+        Reader {
+            command,
+            clap: tree::reader(command),
+            words: words.into_iter().enumerate().collect(),
+            mistakes: Vec::new(),
+        }
+    }
+
+    /// Each flag once with its texts, in the order typed, and the mistakes.
+    fn read(mut self) -> (Vec<(&'static Flag, Vec<String>)>, Vec<UsageError>) {
+        let mut readings = 0;
+        let matches = loop {
+            match self.matches(self.words.len()) {
+                Ok(matches) => break matches,
+                Err(error) if readings < MOST_READINGS => self.mend(&error),
+                Err(error) => self.give_up(&error),
             }
-        }
-    }
-
-    /// A word that belongs to no flag: one of those that the command takes, or a settings file.
-    fn positional(&mut self, word: String) {
-        if let Some(flag) = self.takes_words() {
-            self.give(flag, vec![word]);
-        } else if is_settings_file(&word)
-            && !self.given.iter().any(|(flag, _)| flag.name == "config")
-        {
-            self.give(config_flag(), vec![word]);
-        } else {
-            self.mistakes.push(unexpected::word(&word, self.command));
-        }
-    }
-
-    /// What there is to know of a command that starts another one.
-    fn starter(&self) -> Option<&'static Starter> {
-        STARTERS.iter().find(|starter| starter.id == self.command)
-    }
-
-    /// The flag whose words stand by themselves, of a command that has one.
-    fn takes_words(&self) -> Option<&'static Flag> {
-        lookup::of(self.command).find(|flag| flag.kind.form == Form::Positional)
-    }
-
-    /// A flag, from its word to its last value.
-    fn flag(&mut self, word: &str) {
-        let (name, inline) = match word.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_string())),
-            None => (word, None),
+            readings += 1;
         };
-        if let Some(name) = name.strip_prefix("--") {
-            if let Some(flag) = lookup::find(name, self.command) {
-                return self.values(flag, inline);
+        let mut given: Vec<(usize, &Flag, Vec<String>)> = Vec::new();
+        for flag in lookup::of(self.command) {
+            if matches.value_source(flag.name) == Some(ValueSource::CommandLine) {
+                let texts = matches.get_many::<String>(flag.name).into_iter().flatten();
+                let at = matches.index_of(flag.name).unwrap_or_default();
+                given.push((at, flag, texts.cloned().collect()));
             }
-            if let Some(flag) = self.negated(name) {
-                return match inline {
-                    None => self.give(flag, vec!["false".into()]),
-                    Some(_) => self.mistakes.push(UsageError::illegal(
-                        format!("--{name} takes no value"),
-                        format!("write --{name}, or --{} false", flag.name),
-                    )),
-                };
-            }
-        } else if let Some((flag, value)) = self.letter(word) {
-            return self.values(flag, value);
         }
-        self.unknown(name, inline.is_some());
+        given.sort_by_key(|(at, ..)| *at);
+        self.mistakes.sort_by_key(|(at, _)| *at);
+        let given = given.into_iter().map(|(_, flag, texts)| (flag, texts));
+        let mistakes = self.mistakes.into_iter().map(|(_, mistake)| mistake);
+        (given.collect(), mistakes.collect())
     }
 
-    /// `--no_X` turns a switch off, as transformers' parser has it.
-    fn negated(&self, name: &str) -> Option<&'static Flag> {
-        let name = name.strip_prefix("no_").or(name.strip_prefix("no-"))?;
-        let flag = lookup::find(name, self.command)?;
-        matches!(flag.kind.form, Form::Switch | Form::Anything).then_some(flag)
+    /// clap's reading of the first so many words.
+    fn matches(&mut self, count: usize) -> Result<ArgMatches, clap::Error> {
+        let words = self.words[..count].iter().map(|(_, word)| word);
+        self.clap.try_get_matches_from_mut(words)
     }
 
-    /// `-j 4`, `-j4` or `-j=4`.
-    fn letter(&self, word: &str) -> Option<(&'static Flag, Option<String>)> {
-        let mut rest = word[1..].chars();
-        let letter = rest.next();
-        let flag =
-            lookup::of(self.command).find(|flag| flag.short.is_some() && flag.short == letter)?;
-        let value = rest.as_str();
-        let value = value.strip_prefix('=').unwrap_or(value);
-        Some((flag, (!value.is_empty()).then(|| value.to_string())))
-    }
-
-    /// Takes the words that are a flag's values.
-    fn values(&mut self, flag: &'static Flag, inline: Option<String>) {
-        let texts = match (inline, flag.kind.form) {
-            (Some(value), _) => vec![value],
-            (None, Form::Switch) => {
-                // `cache show --hlo ID`: where words stand by themselves, only an answer is a value.
-                let any = self.takes_words().is_none();
-                let is_value =
-                    |word: &str| !is_flag_like(word) && (any || parse_bool(word).is_some());
-                let value = self.next_if(is_value);
-                vec![value.unwrap_or_else(|| "true".into())]
-            }
-            (None, Form::Anything) => {
-                let mut texts = self.next_while(|word| !is_flag_like(word));
-                if texts.is_empty() {
-                    texts.push("true".into());
-                }
-                texts
-            }
-            (None, Form::List | Form::Positional) => {
-                let starts = self.starter().is_some();
-                let ends = |word: &str| is_flag_like(word) || starts && begins_command(word);
-                self.next_while(|word| !ends(word))
-            }
-            (None, Form::Number | Form::Word | Form::Pairs) => self
-                .next_if(|word| !is_flag_like(word))
-                .into_iter()
-                .collect(),
-            // A text may look like a flag, but not like one of the command's.
-            (None, Form::Prose) => {
-                let command = self.command;
-                let is_text = |word: &str| !word.starts_with("--") || !names_a_flag(word, command);
-                self.next_if(is_text).into_iter().collect()
-            }
+    /// Takes the words of a mistake out and records it, or writes them in the one way that clap reads.
+    fn mend(&mut self, error: &clap::Error) {
+        let arg = match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(arg)) => arg.clone(),
+            _ => String::new(),
         };
-        if texts.is_empty() {
-            self.mistakes.push(no_value(flag));
-        } else {
-            self.give(flag, texts);
-        }
-    }
-
-    fn next_if(&mut self, is_value: impl Fn(&str) -> bool) -> Option<String> {
-        let is_taken = self.words.front().is_some_and(|word| is_value(word));
-        is_taken.then(|| self.words.pop_front()).flatten()
-    }
-
-    fn next_while(&mut self, is_value: impl Fn(&str) -> bool) -> Vec<String> {
-        let mut taken = Vec::new();
-        while self.words.front().is_some_and(|word| is_value(word)) {
-            taken.extend(self.words.pop_front());
-        }
-        taken
-    }
-
-    /// What is given twice counts once: the last time, or for lists all times together.
-    fn give(&mut self, flag: &'static Flag, mut texts: Vec<String>) {
-        let earlier = self
-            .given
-            .iter()
-            .position(|(given, _)| given.name == flag.name);
-        if let Some(at) = earlier {
-            let (_, before) = self.given.remove(at);
-            if matches!(flag.kind.form, Form::List | Form::Positional) {
-                texts.splice(0..0, before);
+        // `--seed <N>`
+        let name = arg.split([' ', '=', '[']).next().unwrap_or_default();
+        let flag = lookup::find(name.trim_start_matches('-'), self.command);
+        match (error.kind(), flag) {
+            (ErrorKind::UnknownArgument, _) if !self.words.is_empty() => {
+                let at = self.unknown_at(&arg);
+                self.unknown(at);
             }
+            (ErrorKind::ValueValidation, Some(flag)) => self.no_boolean(flag, error),
+            (_, Some(flag)) => match self.alone(flag, |reader, after| reader.ends_at(after)) {
+                Some(at) => {
+                    let (place, _) = self.words.remove(at);
+                    self.mistakes.push((place, no_value(flag)));
+                }
+                None => self.give_up(error),
+            },
+            (_, None) => self.give_up(error),
         }
-        self.given.push((flag, texts));
     }
 
-    /// Notes an unknown flag, with its values out of the way.
-    fn unknown(&mut self, arg: &str, has_value: bool) {
-        if !has_value && self.takes_words().is_some() {
-            // Of several words the others are the command's own.
-            self.next_if(|word| !is_flag_like(word) && !begins_command(word));
-        } else if !has_value {
-            self.next_while(|word| !is_flag_like(word));
-        }
-        let name = arg.trim_start_matches('-');
-        let info = self.command.info();
-        let elsewhere = lookup::commands_taking(name);
-        let is_own = matches!(lookup::foreign(name, info.id), Some(Meaning::Flag(_)));
-        let of_launcher = foreign::of_launcher(name).filter(|_| info.id == CommandName::Launch);
-        if let Some(starter) = self.starter()
-            && !is_own
-            && of_launcher.is_none()
-            && elsewhere.iter().any(|words| *words != info.words)
-        {
-            let vary = match starter.id {
-                CommandName::Sweep => format!("vary it with --grid {name}=A,B, or "),
-                _ => String::new(),
-            };
-            self.mistakes.push(UsageError::illegal(
-                format!("{arg} belongs to the command that is {}", starter.done),
-                format!(
-                    "{vary}put that command after --: `xtrain {} ...`",
-                    starter.example
-                ),
-            ));
+    /// Records a mistake that only clap knows, and reads no further.
+    fn give_up(&mut self, error: &clap::Error) {
+        let problem = error.kind().to_string();
+        self.mistakes.push((0, UsageError::CommandLine { problem }));
+        self.words.clear();
+    }
+
+    /// A switch of a command that takes words, with a value that is no boolean: it is one of the words,
+    /// unless it stands in the switch's own.
+    fn no_boolean(&mut self, flag: &'static Flag, error: &clap::Error) {
+        if let Some(at) = self.alone(flag, |reader, after| !reader.ends_at(after)) {
+            self.words[at].1 = format!("--{}=true", flag.name);
             return;
         }
-        let advice = match (lookup::find(name, info.id), of_launcher) {
-            // With one hyphen for two.
-            (Some(own), _) => Advice::Meant(own.name.into()),
-            (None, Some(what)) if !is_own => Advice::Instead(what),
-            (None, _) => lookup::advice(name, info.id),
+        let begin = format!("--{}=", flag.name);
+        let is_wrong = |(_, word): &(usize, String)| {
+            let value = word.strip_prefix(&begin);
+            value.is_some_and(|value| parse_bool(value).is_none())
         };
-        self.mistakes.push(UsageError::UnknownFlag {
-            flag: arg.into(),
-            command: info.words,
-            advice,
-        });
+        let Some(at) = self.words.iter().position(is_wrong) else {
+            return self.give_up(error);
+        };
+        let (place, word) = self.words.remove(at);
+        let found = format!("`{}`", &word[begin.len()..]);
+        let mistake = lookup::bad_value(flag, self.command, found, Origin::CommandLine);
+        self.mistakes.push((place, mistake));
+    }
+
+    /// The place of this flag without a value in its word, where `is_it` for the place after it.
+    fn alone(&self, flag: &Flag, is_it: impl Fn(&Reader, usize) -> bool) -> Option<usize> {
+        let mut places = 0..self.words.len();
+        places.find(|at| self.is_alone(*at, flag) && is_it(self, at + 1))
+    }
+
+    /// Whether a word is this flag without a value in it.
+    fn is_alone(&self, at: usize, flag: &Flag) -> bool {
+        let word = &self.words[at].1;
+        word.strip_prefix("--") == Some(flag.name)
+            || flag
+                .short
+                .is_some_and(|letter| *word == format!("-{letter}"))
+    }
+
+    /// Whether no value can stand there.
+    fn ends_at(&self, at: usize) -> bool {
+        self.words
+            .get(at)
+            .is_none_or(|(_, word)| is_flag_like(word))
+    }
+
+    /// The place of a word that clap does not know. Where equal words stand as values too, it is the
+    /// first with which the line is wrong.
+    fn unknown_at(&mut self, arg: &str) -> usize {
+        let is_it = |word: &str| {
+            let rest = word.strip_prefix(arg);
+            let is_cluster = arg.starts_with('-') && !arg.starts_with("--");
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('=') || is_cluster)
+        };
+        let places = (0..self.words.len()).filter(|at| is_it(&self.words[*at].1));
+        let places: Vec<usize> = places.collect();
+        let is_wrong = |reader: &mut Reader, at: usize| {
+            let read = reader.matches(at + 1);
+            read.is_err_and(|error| error.kind() == ErrorKind::UnknownArgument)
+        };
+        match places[..] {
+            [] => 0,
+            [at] => at,
+            _ => {
+                let mut places = places.iter().copied();
+                places.find(|at| is_wrong(self, *at)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// A word that is no flag of the command, and no value that clap sees as one.
+    fn unknown(&mut self, at: usize) {
+        let word = self.words[at].1.clone();
+        let is_after_end = self.words[..at].iter().any(|(_, word)| word == "--");
+        if is_after_end {
+            return self.word(at);
+        }
+        if let Some(before) = at.checked_sub(1)
+            && let Some(flag) = lookup::of(self.command).find(|flag| self.is_alone(before, flag))
+            // A text may look like a flag, but not like one of the command's.
+            && (!is_flag_like(&word) || flag.kind.form == Form::Prose)
+        {
+            let (_, value) = self.words.remove(at);
+            self.words[before].1 = format!("--{}={value}", flag.name);
+            return;
+        }
+        if !is_flag_like(&word) {
+            return self.word(at);
+        }
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (&*word, None),
+        };
+        // `--run out`, as `out` by itself.
+        if let Some(own) = name.strip_prefix("--")
+            && let Some(flag) = lookup::positional(self.command)
+            && flag.answers_to(own)
+        {
+            match value {
+                Some(value) => self.words[at].1 = value.to_string(),
+                None => drop(self.words.remove(at)),
+            }
+            return;
+        }
+        match negated(name, self.command) {
+            Some(flag) => {
+                let mistake = UsageError::illegal(
+                    format!("{name} takes no value"),
+                    format!("write {name}, or --{} false", flag.name),
+                );
+                let (place, _) = self.words.remove(at);
+                self.mistakes.push((place, mistake));
+            }
+            None => self.unknown_flag(at, name, value.is_some()),
+        }
+    }
+
+    /// A word that belongs to no flag, of a command that takes none: a settings file, or a mistake.
+    fn word(&mut self, at: usize) {
+        let (place, word) = self.words.remove(at);
+        let has_settings = self.words[..at]
+            .iter()
+            .any(|(_, word)| word == "--config" || word.starts_with("--config="));
+        if is_settings_file(&word) && !has_settings {
+            let config = format!("--config={word}");
+            self.words.insert(0, (place, config));
+        } else {
+            let mistake = unexpected::word(&word, self.command);
+            self.mistakes.push((place, mistake));
+        }
+    }
+
+    /// Records an unknown flag and takes it out with its values.
+    fn unknown_flag(&mut self, at: usize, name: &str, has_value: bool) {
+        let (place, _) = self.words.remove(at);
+        // Of several words the others are the command's own.
+        let takes_words = lookup::positional(self.command).is_some();
+        let most = match (has_value, takes_words) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => usize::MAX,
+        };
+        let values = self.words[at..].iter();
+        let values = values
+            .take_while(|(_, word)| !is_flag_like(word))
+            .take(most);
+        self.words.drain(at..at + values.count());
+        let mistake = unknown_flag(name, self.command);
+        self.mistakes.push((place, mistake));
+    }
+}
+
+/// The mistake of a flag that a command does not take.
+fn unknown_flag(arg: &str, command: CommandName) -> UsageError {
+    let name = arg.trim_start_matches('-');
+    let elsewhere = lookup::commands_taking(name);
+    let is_own = matches!(lookup::foreign(name, command), Some(Meaning::Flag(_)));
+    let of_launcher = foreign::of_launcher(name).filter(|_| command == CommandName::Launch);
+    if let Some(starter) = starter(command)
+        && !is_own
+        && of_launcher.is_none()
+        && elsewhere.iter().any(|words| *words != command.words())
+    {
+        let vary = match starter.id {
+            CommandName::Sweep => format!("vary it with --grid {name}=A,B, or "),
+            _ => String::new(),
+        };
+        return UsageError::illegal(
+            format!("{arg} belongs to the command that is {}", starter.done),
+            format!(
+                "{vary}put that command after --: `xtrain {} ...`",
+                starter.example
+            ),
+        );
+    }
+    let advice = match (lookup::find(name, command), of_launcher) {
+        // With one hyphen for two.
+        (Some(own), _) => Advice::Meant(own.name.into()),
+        (None, Some(what)) if !is_own => Advice::Instead(what),
+        (None, _) => lookup::advice(name, command),
+    };
+    UsageError::UnknownFlag {
+        flag: arg.into(),
+        command: command.words(),
+        advice,
+    }
+}
+
+/// The switch that `--no_X` turns off, as transformers' parser has it.
+fn negated(name: &str, command: CommandName) -> Option<&'static Flag> {
+    let name = name.strip_prefix("--no_").or(name.strip_prefix("--no-"))?;
+    let flag = lookup::find(name, command)?;
+    matches!(flag.kind.form, Form::Switch | Form::Anything).then_some(flag)
+}
+
+/// Writes a flag in the one way that clap knows: every name in either spelling is accepted. A word that
+/// may be a text negates nothing.
+fn spell(word: &mut String, command: CommandName, is_text: bool) {
+    let Some(rest) = word.strip_prefix("--") else {
+        return;
+    };
+    let (name, value) = match rest.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (rest, None),
+    };
+    if let Some(flag) = lookup::find(name, command) {
+        *word = match value {
+            Some(value) => format!("--{}={value}", flag.name),
+            None => format!("--{}", flag.name),
+        };
+    } else if let Some(flag) = negated(word, command)
+        && !is_text
+    {
+        *word = format!("--{}=false", flag.name);
     }
 }
 
@@ -417,9 +504,26 @@ const STARTERS: &[Starter] = &[
     },
 ];
 
-/// Whether a word is the first of a command that another one can start.
-fn begins_command(word: &str) -> bool {
-    ["train", "eval", "bench"].contains(&word)
+fn starter(command: CommandName) -> Option<&'static Starter> {
+    STARTERS.iter().find(|starter| starter.id == command)
+}
+
+/// Where the command begins that a starter starts: at a first word that is no flag and no flag's value.
+fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
+    let takes_any = |word: &String| {
+        let flag = lookup::find(word.strip_prefix("--")?, command)?;
+        let form = flag.kind.form;
+        use Form::{Anything, List, Positional, Switch};
+        (!matches!(form, List | Positional | Switch | Anything)).then_some(())
+    };
+    let begins = |at: &usize| {
+        ["train", "eval", "bench"].contains(&&*words[*at])
+            && at
+                .checked_sub(1)
+                .is_none_or(|before| takes_any(&words[before]).is_none())
+    };
+    let end = words.iter().position(|word| word == "--");
+    (0..end.unwrap_or(words.len())).find(begins)
 }
 
 /// Whether a word is a flag rather than a value: it begins with a hyphen and is no number.
@@ -430,12 +534,6 @@ fn is_flag_like(word: &str) -> bool {
     !rest.is_empty()
         && word.parse::<f64>().is_err()
         && !rest.starts_with(|c: char| c.is_ascii_digit())
-}
-
-/// Whether a word is the name of one of the command's flags, perhaps with its value.
-fn names_a_flag(word: &str, command: CommandName) -> bool {
-    let name = word.trim_start_matches('-').split('=').next();
-    name.is_some_and(|name| lookup::find(name, command).is_some())
 }
 
 fn is_settings_file(word: &str) -> bool {
@@ -460,11 +558,20 @@ fn incomplete(words: &str) -> UsageError {
     }
 }
 
-/// A flag too early: `words` are those of the command so far.
-fn before_the_command(words: &str, arg: &str) -> UsageError {
+/// A flag too early, or `--device` without its value.
+fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
+    let arg = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => arg,
+        _ => return no_value(lookup::find("device", CommandName::Doctor).unwrap_or(config_flag())),
+    };
+    let at = words.iter().position(|word| word.starts_with(arg));
+    let arg = at.map_or(arg, |at| &words[at]);
+    let mut before = words[..at.unwrap_or_default()].iter();
+    let verb = before.find(|word| VERBS.iter().any(|(verb, _)| verb == word));
+    let verb = verb.map_or("", String::as_str);
     let name = arg.trim_start_matches('-').split('=').next();
     let commands = lookup::commands_taking(name.unwrap_or_default());
-    let begun = commands.iter().find(|command| command.starts_with(words));
+    let begun = commands.iter().find(|command| command.starts_with(verb));
     match begun.or(commands.first()) {
         Some(command) => UsageError::illegal(
             format!("{arg} stands before the command"),

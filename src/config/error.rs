@@ -1,5 +1,5 @@
-//! Every way in which a command line or a settings file can be wrong. A message says what was found
-//! and where; the hint, printed on its own line, says what to do instead. All of these end the
+//! Every way in which a command line or a settings file can be wrong. A message names the value
+//! and its place; the hint, on a line of its own, names the remedy. All of these end the
 //! program with exit code 2 before anything was started.
 
 use super::instead;
@@ -80,7 +80,7 @@ pub enum UsageError {
         origin: Origin,
         expected: String,
         found: String,
-        /// What was probably meant.
+        /// The choice that was probably meant.
         nearest: Option<&'static str>,
     },
 
@@ -192,7 +192,7 @@ impl UsageError {
         }
     }
 
-    /// What to do about it, if there is more to say than the message itself.
+    /// The remedy, unless the message contains it.
     pub fn hint(&self) -> Option<String> {
         match self {
             UsageError::UnknownFlag {
@@ -237,7 +237,7 @@ impl UsageError {
     }
 }
 
-/// What is known about a name that the command does not take.
+/// Advice about a name that the command does not take.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advice {
     /// Probably a slip of the finger for this name.
@@ -263,4 +263,9 @@ impl Advice {
             Advice::Nothing => format!("`xtrain {command} --help` lists what it takes"),
         }
     }
+}
+
+/// Refuses: the problem, and the change that makes the command legal.
+pub fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
+    Err(UsageError::illegal(problem, fix))
 }

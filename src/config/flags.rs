@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
 
-/// What a flag is besides its typed field, for everything that lists flags.
+/// A flag without its typed field, for everything that lists flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// In snake_case; the kebab-case spelling is always accepted too.
@@ -49,7 +49,7 @@ pub struct Flag {
     pub processes_agree: bool,
 }
 
-/// What xtrain makes of a setting.
+/// How xtrain treats a setting.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {
     /// It is read into its field.
@@ -145,8 +145,8 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
-    /// runs
+    /// Output directories of the runs to watch, several beside each other; a sweep
+    /// directory includes all of its runs
     watched: RunPaths, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
@@ -161,10 +161,10 @@ Run {
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
-    /// Write to an output directory that a run on another host has locked; only if that run has
-    /// ended
+    /// Write to an output directory that a run on another host has locked; use only if
+    /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
-    /// Train; default: true unless only --do_eval is given
+    /// Train; default: true unless only --do_eval or --do_predict is given
     do_train: Option<bool>, TRAIN, processes agree;
     /// Evaluate at the end; default: true if eval_strategy is not no
     do_eval: Option<bool>, TRAIN, processes agree;
@@ -247,6 +247,9 @@ Data {
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// Files to evaluate on; default: validation_split_percentage of train_file
     validation_file: Paths, TRAIN_EVAL, processes differ;
+    /// mnli's second set to evaluate on, whose metrics end in _mm; files of validation_file with
+    /// mismatched in their names are taken for it
+    validation_mismatched_file: Paths, TRAIN_EVAL_CLS, processes differ;
     /// Data set on the Hub or in a directory, instead of train_file and validation_file, and of
     /// test_file if that is not given
     dataset_name: Option<DatasetName>, READING;
@@ -257,6 +260,9 @@ Data {
     validation_split_percentage: Percent = "5", TRAIN_EVAL;
     /// Files whose rows to label; no label column needed
     test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
+    /// mnli's second set to label, into predictions_mm.csv; files of test_file with mismatched in
+    /// their names are taken for it
+    test_mismatched_file: Paths, TRAIN_LIKE_CLS, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
     /// completion, messages, conversations or text)
@@ -291,9 +297,9 @@ Data {
     /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
     /// at most 1024 (cls: 128) and the model's positions
     max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
-    /// Of a prompt with its completion, learn the completion alone
+    /// Compute the loss on the completion only
     completion_only_loss: bool = "true", SFT;
-    /// Of a conversation, learn the assistant's turns alone
+    /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;
@@ -381,6 +387,11 @@ Optimizer {
     label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL, shapes graphs;
     /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
     neftune_noise_alpha: Option<NotNegative>, TRAIN, shapes graphs;
+    /// Regular expressions: parameters stay as they are, without gradient and optimizer state, if one
+    /// is found in their names (those of model.safetensors; a tied weight has two)
+    freeze: Texts, TRAIN, shapes graphs;
+    /// Regular expressions: the opposite of freeze, all parameters but these stay as they are
+    train_only: Texts, TRAIN, shapes graphs;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax
@@ -475,14 +486,14 @@ Logging {
     /// person; json, as log.jsonl; auto: line on a terminal, else trainer
     log_format: LogFormat = "auto", TRAIN;
     /// Experiment trackers that get every log record, besides log.jsonl: tensorboard, event files in
-    /// logging_dir; mlflow, at $MLFLOW_TRACKING_URI, else in ./mlruns; all: those that are set up
+    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; all: those that are set up
     report_to: TrackerNames = "none", TRAIN;
     /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
     /// runs/TIME_HOST in output_dir
     logging_dir: Option<WrittenPath>, TRAIN;
     /// Name of the run in MLflow; default: the name of output_dir
     run_name: Option<String>, TRAIN;
-    /// At the end write report.html and loss.png to output_dir, or not; `xtrain report` makes it later, too
+    /// At the end write report.html to output_dir, or not; `xtrain report` makes it later, too
     report: RunReport = "html", TRAINING;
     /// No progress bars, even on a terminal
     disable_tqdm: bool = "false", READING | QUICKSTART;
@@ -640,10 +651,8 @@ Measurement {
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
     price_per_hour: Option<NotNegative>, REPORT;
-    /// Formats to write, as html,markdown,json; png: the losses as a picture
+    /// Formats to write, as html,markdown,json
     format: Formats = "html", REPORT;
-    /// Write the losses as a picture too, as --format html,png
-    png: bool = "false", REPORT;
     /// The file to write, with each format's ending; default: report.html, for markdown or json
     /// alone standard output
     report_file: Option<WrittenPath>, REPORT, name "output";

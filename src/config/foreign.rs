@@ -2,20 +2,85 @@
 //! nanoGPT, launchers of PyTorch), each with what it is here: a flag, a command, or a sentence. What
 //! is not built yet is named as such, since the name that looks most like it would not help.
 
-mod commands;
-mod flags;
-
-use super::command::{CommandName, TaskName};
-use commands::{COMMANDS, OF_PROGRAMS, TASKS};
-use flags::{FLAGS, Here, OF_LAUNCHERS};
+use super::command::sets::{
+    ALL, BENCH, EVAL, GENERATE, LAUNCH, PREDICT, REPORT, TRAIN, TRAIN_EVAL,
+};
+use super::command::{self, CommandName, Commands, TaskName};
+use serde::Deserialize;
 use std::path::Path;
+use std::sync::LazyLock;
 
-/// What is known about a flag of another program.
+/// The names and their meanings are data.
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    toml::from_str(include_str!("foreign.toml")).expect("the table is the program's own")
+});
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    flags: Vec<Row>,
+    /// Flags of torchrun, accelerate and deepspeed.
+    launchers: Vec<Row>,
+    programs: Vec<Row>,
+    tasks: Vec<Row>,
+    /// Words in the place of a command.
+    verbs: Vec<Row>,
+}
+
+/// Names with their meaning: one of the fields that may lack.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// Between blanks.
+    names: String,
+    /// A set of commands, for whose flags the row is.
+    commands: Option<String>,
+    /// The first of these flags that the command takes.
+    #[serde(default)]
+    flag: Vec<String>,
+    task: Option<String>,
+    /// The advice, as a sentence.
+    instead: Option<String>,
+}
+
+impl Row {
+    fn has(&self, name: &str) -> bool {
+        self.names.split_whitespace().any(|known| known == name)
+    }
+
+    fn commands(&self) -> Option<Commands> {
+        Some(match self.commands.as_deref()? {
+            "all" => ALL,
+            "bench" => BENCH,
+            "eval" => EVAL,
+            "generate" => GENERATE,
+            "launch" => LAUNCH,
+            "predict" => PREDICT,
+            "report" => REPORT,
+            "train" => TRAIN,
+            "train_eval" => TRAIN_EVAL,
+            _ => return None,
+        })
+    }
+
+    fn task(&self) -> Option<TaskName> {
+        let train = format!("train {}", self.task.as_ref()?);
+        let found = command::COMMANDS.iter().find(|info| info.words == train);
+        found?.id.task()
+    }
+}
+
+/// The advice of the first row that has a name.
+fn instead(rows: &'static [Row], name: &str) -> Option<&'static str> {
+    rows.iter().find(|row| row.has(name))?.instead.as_deref()
+}
+
+/// The meaning of another program's flag.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Meaning {
     /// This flag is meant.
     Flag(&'static str),
-    /// What to do instead.
+    /// The advice, as a sentence.
     Text(&'static str),
 }
 
@@ -23,12 +88,7 @@ fn same(name: &str) -> String {
     name.replace('-', "_").to_ascii_lowercase()
 }
 
-/// Whether a list of names with blanks between has this one.
-fn has(names: &str, name: &str) -> bool {
-    names.split_whitespace().any(|known| known == name)
-}
-
-/// For a flag that a command does not take: what it is here. `taken` gives the flag of the command that
+/// For a flag that a command does not take: its meaning here. `taken` gives the flag of the command that
 /// has a name, if it is built.
 pub fn of_flag(
     name: &str,
@@ -36,41 +96,45 @@ pub fn of_flag(
     taken: impl Fn(&str) -> Option<&'static str>,
 ) -> Option<Meaning> {
     let name = same(name);
-    let mut rows = FLAGS
+    let is_for = |row: &&Row| row.commands().is_some_and(|set| set.contains(command));
+    let mut rows = TABLE
+        .flags
         .iter()
-        .filter(|(commands, _, names)| commands.contains(command) && has(names, &name));
-    rows.find_map(|(_, here, _)| match here {
-        Here::Flag(flags) => flags.iter().find_map(|flag| taken(flag)).map(Meaning::Flag),
-        Here::Text(text) => Some(Meaning::Text(text)),
+        .filter(|row| row.has(&name))
+        .filter(is_for);
+    rows.find_map(|row| match &row.instead {
+        Some(text) => Some(Meaning::Text(text)),
+        None => row
+            .flag
+            .iter()
+            .find_map(|flag| taken(flag))
+            .map(Meaning::Flag),
     })
 }
 
-/// For a flag that only launchers of PyTorch have: what does the same here.
+/// For a flag that only launchers of PyTorch have: the advice.
 pub fn of_launcher(name: &str) -> Option<&'static str> {
-    let name = same(name);
-    let found = OF_LAUNCHERS.iter().find(|(names, _)| has(names, &name));
-    found.map(|(_, what)| *what)
+    instead(&TABLE.launchers, &same(name))
 }
 
 /// For a program's name, perhaps with its path: the command that does the same.
 pub fn of_program(word: &str) -> Option<&'static str> {
-    let name = Path::new(word).file_name()?.to_str()?;
-    let found = OF_PROGRAMS.iter().find(|(names, _)| has(names, name));
-    found.map(|(_, command)| *command)
+    instead(&TABLE.programs, Path::new(word).file_name()?.to_str()?)
 }
 
 /// The task that a word means, or why there is none such.
 pub fn of_task(word: &str) -> Option<Result<TaskName, &'static str>> {
     let word = same(word);
-    let found = TASKS.iter().find(|(_, names)| has(names, &word));
-    found.map(|(task, _)| *task)
+    let row = TABLE.tasks.iter().find(|row| row.has(&word))?;
+    match &row.instead {
+        Some(why) => Some(Err(why)),
+        None => row.task().map(Ok),
+    }
 }
 
-/// What to do instead of a command that there is not.
+/// The advice for a word that is no command.
 pub fn of_command(word: &str) -> Option<&'static str> {
-    let word = word.to_ascii_lowercase();
-    let found = COMMANDS.iter().find(|(names, _)| has(names, &word));
-    found.map(|(_, what)| *what)
+    instead(&TABLE.verbs, &word.to_ascii_lowercase())
 }
 
 #[cfg(test)]
@@ -83,20 +147,24 @@ mod tests {
     /// A row for a name that a command has would never be read, or name a flag that is missing.
     #[test]
     fn rows_name_flags_that_there_are_and_no_name_of_their_own_commands() {
-        for (commands, here, names) in FLAGS {
+        for row in &TABLE.flags {
+            let commands = row.commands().expect(&row.names);
             let taking: Vec<_> = KNOWN
                 .iter()
                 .filter(|info| commands.contains(info.id))
                 .collect();
-            if let Here::Flag(flags) = here {
-                for flag in *flags {
-                    let known = taking
-                        .iter()
-                        .any(|info| lookup::find(flag, info.id).is_some());
-                    assert!(known, "no command takes {flag}");
-                }
+            assert!(
+                row.flag.is_empty() == row.instead.is_some(),
+                "{}",
+                row.names
+            );
+            for flag in &row.flag {
+                let known = taking
+                    .iter()
+                    .any(|info| lookup::find(flag, info.id).is_some());
+                assert!(known, "no command takes {flag}");
             }
-            for name in names.split_whitespace() {
+            for name in row.names.split_whitespace() {
                 assert_eq!(same(name), name);
                 let unknown = taking
                     .iter()
@@ -109,9 +177,23 @@ mod tests {
     #[test]
     fn a_task_has_one_meaning() {
         let mut seen = BTreeSet::new();
-        for name in TASKS.iter().flat_map(|(_, names)| names.split_whitespace()) {
-            assert!(seen.insert(name), "{name}");
+        for row in &TABLE.tasks {
+            assert!(
+                row.task().is_some() != row.instead.is_some(),
+                "{}",
+                row.names
+            );
+            for name in row.names.split_whitespace() {
+                assert!(seen.insert(name), "{name}");
+            }
         }
+        let others = [&TABLE.launchers, &TABLE.programs, &TABLE.verbs];
+        assert!(
+            others
+                .into_iter()
+                .flatten()
+                .all(|row| row.instead.is_some())
+        );
     }
 
     #[test]

@@ -22,6 +22,11 @@ pub fn find(name: &str, command: CommandName) -> Option<&'static Flag> {
     of(command).find(|flag| flag.answers_to(name))
 }
 
+/// The flag whose words stand by themselves, of a command that has one.
+pub fn positional(command: CommandName) -> Option<&'static Flag> {
+    of(command).find(|flag| flag.kind.form == Form::Positional)
+}
+
 /// The words of the commands that take `name`, if any do.
 pub fn commands_taking(name: &str) -> Vec<&'static str> {
     COMMANDS
@@ -31,8 +36,8 @@ pub fn commands_taking(name: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// Of commands that take a name those that matter to who typed `command`: of its own task, else of its
-/// own verb, if any are. A verb stands for all its tasks.
+/// The commands, of those that take a name, that matter to a user of `command`: those of its task, else
+/// those of its verb, if there are any. A verb stands for all its tasks.
 fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static str> {
     let split = |words: &'static str| words.split_once(' ');
     let own = split(command.words());
@@ -58,14 +63,14 @@ fn shortest(commands: Vec<&'static str>, command: CommandName) -> Vec<&'static s
     found
 }
 
-/// For a flag that a command does not take: what another program means by it.
+/// The meaning in another program of a flag that a command does not take.
 pub fn foreign(name: &str, command: CommandName) -> Option<Meaning> {
     let taken = |name: &str| find(name, command).filter(|flag| flag.is_built());
     foreign::of_flag(name, command, |name| taken(name).map(|flag| flag.name))
 }
 
-/// What to say about a name that a command does not take: what another program means by it, which
-/// other command takes it, or the name that was mistyped. Names that are not built are not suggested.
+/// The advice for a name that a command does not take: its meaning in another program, the command that
+/// takes it, or the name that was mistyped. Names that are not built are not suggested.
 pub fn advice(name: &str, command: CommandName) -> Advice {
     match foreign(name, command) {
         Some(Meaning::Flag(flag)) => return Advice::Meant(flag.into()),
@@ -123,7 +128,7 @@ impl Flags {
     }
 }
 
-/// Whether two texts say the same: in any case, booleans and numbers in every spelling.
+/// Two texts are equal as values: in any case, booleans and numbers in every spelling.
 pub fn same(a: &str, b: &str) -> bool {
     let (truth, number) = (parse_bool(a), |text: &str| text.parse::<f64>().ok());
     a.eq_ignore_ascii_case(b)

@@ -2,7 +2,7 @@
 //! devices that are visible.
 
 use super::choices::Device;
-use super::error::UsageError;
+use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::kind::Degree;
 use super::setting::Setting;
@@ -83,7 +83,7 @@ pub fn product(given: &[(&str, usize)]) -> Result<usize, UsageError> {
 }
 
 /// Degrees as they were given, multiplied.
-fn times(given: &[(&str, usize)]) -> String {
+pub fn times(given: &[(&str, usize)]) -> String {
     let shown = given
         .iter()
         .map(|(name, degree)| format!("--{name} {degree}"));
@@ -194,10 +194,6 @@ fn devices(flags: &Flags, name: &str) -> Result<usize, UsageError> {
         ),
         devices => Ok(devices),
     }
-}
-
-fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError::illegal(problem, fix))
 }
 
 #[cfg(test)]

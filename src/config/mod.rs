@@ -48,19 +48,20 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod tree;
 mod unexpected;
 
-pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype, TrackerName};
+pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype};
+pub use command::CacheVerb;
 pub use config_file::DATA_SETTINGS_FILE;
 pub use derived::{together, without_secrets};
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
-    FitPlan, GeneratePlan, GenerationFlags, LossComparison, MeshComparison, ModelSource,
-    PredictPlan, PromptSource, PruneRules, PushPlan, QuickstartPlan, ReportPlan, RunPlan,
-    ScaledRun, ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan,
-    TrackerPlan, TrainSettings,
+    BenchPlan, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan, FitPlan,
+    GeneratePlan, GenerationFlags, MeshComparison, ModelSource, PredictPlan, PromptSource,
+    PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun, TaskPlan,
+    TokenizerSource, TrackerPlan, TrainSettings,
 };
 pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;
@@ -71,7 +72,7 @@ use command_line::Parsed;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-/// What the command line asks for.
+/// The request of a command line.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
@@ -96,7 +97,7 @@ pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation,
     from_args_among(None, args)
 }
 
-/// What was typed, together with the settings file's, checked; names of the Hub are still names.
+/// The flags of the command line and the settings file, checked; names of the Hub are still names.
 fn read(
     processes: Option<(usize, usize)>,
     args: impl IntoIterator<Item = OsString>,
@@ -129,7 +130,7 @@ pub fn from_args_among(
     if flags.color.is_given() {
         terminal::set_colors(*flags.color);
     }
-    // Once more: what came from the Hub must be what it was taken for.
+    // Once more: the files from the Hub must be of the kind that the flags take.
     rules::check(&flags)?;
     let notes = flags.notes.iter().cloned();
     let notes = notes

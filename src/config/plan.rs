@@ -1,8 +1,8 @@
-//! The resolved plans: what each command takes. Everything is decided and legal here; an `Option`
-//! that remains means something and says what. Paths that were named have been seen to exist, but
-//! no file was read.
+//! The resolved plans that the commands take. Everything is decided and legal here; an `Option`
+//! that remains has a documented meaning. Named paths exist, but no file was read.
 
-use super::choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
+use super::choices::{Axis, Device, HubStrategy};
+use super::command::CacheVerb;
 use super::flags::Flags;
 use crate::cache::CacheSettings;
 use crate::hub::HubSettings;
@@ -10,6 +10,7 @@ use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::report::records::LogFormat;
 use crate::report::scaling::Fixed;
+use crate::report::trackers::TrackerKind;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
@@ -24,7 +25,7 @@ use xtrain_graphs::DType;
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Trains, and what the flags add to that.
+    /// Trains and, by its flags, evaluates, predicts and pushes.
     Train(RunPlan),
     /// Evaluates a model.
     Eval(RunPlan),
@@ -37,9 +38,9 @@ pub enum Command {
     /// Checks a device and its software.
     Doctor(DoctorPlan),
     /// Watches running runs.
-    Top(TopPlan),
+    Top(Arc<Flags>),
     /// Writes a report of finished runs.
-    Report(ReportPlan),
+    Report(Arc<Flags>),
     /// Starts the processes of a job.
     Launch(LaunchSettings),
     /// Repeats a command at several degrees.
@@ -72,14 +73,12 @@ pub enum ModelSource {
     Pretrained {
         /// Its local path.
         directory: PathBuf,
-        /// What `--model_type` says, if it was given: a `config.json` that says otherwise is an
-        /// error.
+        /// The `--model_type` that was given: another one in `config.json` is an error.
         model_type: Option<&'static str>,
     },
     /// Random weights.
     Scratch {
-        /// What `--model_type` says, if it was given: a configuration file that says otherwise is
-        /// an error.
+        /// The `--model_type` that was given: another one in a configuration file is an error.
         model_type: Option<&'static str>,
         /// The configuration that `overrides` are laid over.
         config: ConfigSource,
@@ -101,7 +100,7 @@ pub struct TokenizerSource {
 /// Where a new model's configuration comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigSource {
-    /// What a new model of this `model_type` starts from.
+    /// The defaults of this `model_type`.
     Default(&'static str),
     /// One of [`xtrain_models::presets`].
     Preset(&'static str),
@@ -109,8 +108,8 @@ pub enum ConfigSource {
     File(PathBuf),
 }
 
-/// How a run trains. What a single flag decides is read from `flags`; a field of its own has what
-/// follows from several flags, and what a command may replace.
+/// How a run trains. A value that a single flag decides is read from `flags`; a field holds a value
+/// that follows from several flags, or that a command may replace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainSettings {
     /// As they were given, or by default.
@@ -123,7 +122,7 @@ pub struct TrainSettings {
     pub mesh: Mesh,
     /// Moments of replicated parameters are sharded along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
-    /// What the backward pass recomputes.
+    /// The activations that the backward pass recomputes.
     pub checkpointing: Checkpointing,
     /// When replicas are compared.
     pub replica_check: Cadence,
@@ -139,7 +138,7 @@ pub struct TrainSettings {
     pub save: Cadence,
     /// When the model is evaluated.
     pub eval: Cadence,
-    /// The element type of the finished model's weights; `None`: what was loaded.
+    /// The element type of the finished model's weights; `None`: the loaded one.
     pub save_dtype: Option<DType>,
     /// Which evaluation is the best one, if that is asked for.
     pub best: Option<BestRule>,
@@ -174,9 +173,9 @@ pub struct RunPlan {
     pub cache: CacheSettings,
     /// The model's configuration and weights.
     pub model: ModelSource,
-    /// What turns text into ids.
+    /// The tokenizer.
     pub tokenizer: TokenizerSource,
-    /// What is learned, and from which data.
+    /// The task with its data.
     pub task: TaskPlan,
     /// How it is trained.
     pub train: TrainSettings,
@@ -208,7 +207,7 @@ pub struct RunPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerPlan {
     /// Which trackers; empty: none.
-    pub names: Vec<TrackerName>,
+    pub kinds: Vec<&'static TrackerKind>,
     /// Of event files; `None`: below the output directory.
     pub logging_dir: Option<PathBuf>,
     /// Under which name they list the run.
@@ -248,7 +247,7 @@ pub struct CompilePlan {
     pub train: RunPlan,
     /// Graphs to compile at the same time.
     pub jobs: usize,
-    /// Compare the graphs with what the device's compiler takes, and compile nothing.
+    /// Check the graphs against the rules of the device's compiler, and compile nothing.
     pub check: bool,
     /// Write the modules for the device's compiler there, and compile nothing.
     pub export: Option<PathBuf>,
@@ -266,7 +265,7 @@ pub struct FitPlan {
 }
 
 impl RunPlan {
-    /// Whether nothing is to be drawn on the terminal.
+    /// Draw nothing on the terminal.
     pub fn quiet(&self) -> bool {
         *self.train.flags.disable_tqdm
     }
@@ -294,7 +293,7 @@ pub struct GeneratePlan {
     pub model: PathBuf,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
     pub tokenizer: PathBuf,
-    /// What is continued.
+    /// The prompts.
     pub prompts: PromptSource,
     /// How it is continued.
     pub generation: GenerationFlags,
@@ -306,14 +305,14 @@ pub struct GeneratePlan {
     pub train: TrainSettings,
 }
 
-/// What is continued.
+/// The prompts of `xtrain generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptSource {
     /// One prompt.
     Text(String),
     /// Each of its lines.
     File(PathBuf),
-    /// A conversation: a first message, or what is typed.
+    /// A conversation: a first message, or typed ones.
     Chat {
         /// The first message; `None`: messages are typed.
         message: Option<String>,
@@ -329,7 +328,7 @@ pub struct GenerationFlags {
     pub max_new_tokens: Option<usize>,
     /// Draw tokens, rather than taking the likeliest.
     pub do_sample: Option<bool>,
-    /// What logits are divided by.
+    /// The divisor of the logits.
     pub temperature: Option<f64>,
     /// Draw among this many likeliest tokens.
     pub top_k: Option<usize>,
@@ -337,7 +336,7 @@ pub struct GenerationFlags {
     pub top_p: Option<f64>,
     /// Draw among tokens with at least this share of the likeliest one's probability.
     pub min_p: Option<f64>,
-    /// What logits of tokens that occurred are divided by.
+    /// The divisor of the logits of tokens that occurred.
     pub repetition_penalty: Option<f64>,
     /// Empty: none was named.
     pub stop_strings: Vec<String>,
@@ -354,28 +353,14 @@ pub struct BenchPlan {
     pub model: ModelSource,
     /// Optimizer, precision and mesh.
     pub train: TrainSettings,
-    /// Examples of each replica.
-    pub batch: usize,
-    /// Tokens of an example.
-    pub seq: usize,
-    /// Steps that are measured.
-    pub steps: usize,
-    /// Steps before those.
-    pub warmup: usize,
-    /// The model's rates of dropout.
-    pub dropout: f64,
-    /// Print where the time goes, by part of the model and kind of operation.
-    pub profile: bool,
-    /// Print one JSON object.
-    pub json: bool,
 }
 
 /// `xtrain scaling`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingPlan {
-    /// What grows.
+    /// The axis whose degree grows.
     pub axis: Axis,
-    /// What each degree has in common.
+    /// The quantity that is equal at every degree.
     pub fixed: Fixed,
     /// The command trains; else it is `bench`, which writes nothing.
     pub trains: bool,
@@ -432,7 +417,7 @@ pub struct SweptRun {
     pub name: String,
     /// The command line without the program and the output directory.
     pub words: Vec<String>,
-    /// Whether it takes the place of a run that was made with other flags (`--overwrite_output_dir`).
+    /// Replace a run that was created with different flags (`--overwrite_output_dir`).
     pub replaces: bool,
 }
 
@@ -445,53 +430,6 @@ pub struct DoctorPlan {
     pub cache: CacheSettings,
     /// Print one JSON object.
     pub json: bool,
-}
-
-/// `xtrain top`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TopPlan {
-    /// At least one.
-    pub output_dirs: Vec<PathBuf>,
-    /// Print once and end; else draw until the user ends it.
-    pub once: bool,
-    /// Print JSON.
-    pub json: bool,
-    /// Where neuron-monitor writes, if the user named it.
-    pub neuron_monitor: Option<PathBuf>,
-}
-
-/// `xtrain report`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReportPlan {
-    /// At least one; two to compare losses.
-    pub runs: Vec<PathBuf>,
-    /// The place of the baseline among them.
-    pub baseline: usize,
-    /// Of one instance; `None`: no costs.
-    pub price_per_hour: Option<f64>,
-    /// What is written.
-    pub formats: Vec<ReportFormat>,
-    /// `None`: by the formats.
-    pub output: Option<PathBuf>,
-    /// Compare the losses of two runs; no page is written.
-    pub compare_losses: Option<LossComparison>,
-    /// Print one JSON object.
-    pub json: bool,
-}
-
-/// `xtrain report --compare_losses`, with the bounds beyond which it fails.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LossComparison {
-    /// What steps of the two runs are paired by.
-    pub align: Alignment,
-    /// Steps of the running mean that is compared.
-    pub window: usize,
-    /// The largest difference allowed, as a share.
-    pub largest: Option<f64>,
-    /// The largest mean difference allowed, as a share.
-    pub mean: Option<f64>,
-    /// The largest difference of running means allowed, as a share.
-    pub smoothed: Option<f64>,
 }
 
 /// `xtrain quickstart`.
@@ -515,95 +453,8 @@ pub struct QuickstartPlan {
 /// `xtrain cache`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachePlan {
-    /// Where the compiled graphs are.
-    pub dir: PathBuf,
-    /// What is done.
-    pub action: CacheAction,
-}
-
-/// What to do with the cache. Ids are as typed: the start of an entry's id.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CacheAction {
-    /// Lists the entries.
-    List {
-        /// As JSON.
-        json: bool,
-    },
-    /// Prints an entry.
-    Show {
-        /// The entry.
-        id: String,
-        /// What is printed of it.
-        form: ShowForm,
-    },
-    /// What `newer` has that `older` has not; without `older`, the nearest entry that was stored
-    /// before.
-    Explain {
-        /// The entry that is compared with; `None`: the nearest one.
-        older: Option<String>,
-        /// The entry that had to be compiled.
-        newer: String,
-    },
-    /// These, or all if there are none; those of this device are loaded.
-    Verify {
-        /// The entries; empty: all.
-        ids: Vec<String>,
-        /// The device that loads its own.
-        device: DevicePlan,
-    },
-    /// Removes entries.
-    Prune(PruneRules),
-    /// These, or all if there are none.
-    Export {
-        /// The archive to write.
-        file: PathBuf,
-        /// The entries; empty: all.
-        ids: Vec<String>,
-        /// What was compiled stays here.
-        modules_only: bool,
-    },
-    /// Takes an archive's entries in.
-    Import {
-        /// The archive to read.
-        file: PathBuf,
-    },
-    /// Prints the cache's directory.
-    Path,
-    /// Prints what it has and what it has saved.
-    Stats {
-        /// As JSON.
-        json: bool,
-    },
-}
-
-/// What `cache show` prints of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShowForm {
-    /// Sizes, keys and where it came from.
-    Text,
-    /// The same as JSON.
-    Json,
-    /// The module as it was given to the compiler, as HLO text.
-    Hlo,
-    /// The module as the compiler optimized it, as HLO text.
-    OptimizedHlo,
-    /// The module as StableHLO text.
-    StableHlo,
-    /// What the device's memory is for at the graph's peak.
-    Memory,
-}
-
-/// Which entries to remove: those that any of the rules names, and of these only the device's.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PruneRules {
-    /// Days since the last use.
-    pub older_than: Option<f64>,
-    /// Bytes that the rest may have.
-    pub max_size: Option<u64>,
-    /// Only entries for devices whose name starts with this; `None`: all.
-    pub device: Option<String>,
-    /// Entries that this build never loads: other XLA version, lowering or format.
-    pub stale_compiler: bool,
-    /// Only list what would be removed.
-    pub dry_run: bool,
+    /// The action.
+    pub verb: CacheVerb,
+    /// As they were given, or by default.
+    pub flags: Arc<Flags>,
 }

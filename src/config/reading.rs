@@ -1,6 +1,6 @@
-//! What a command line says in all: its flags, the settings file's, and what a model's training, a task
-//! of GLUE and SageMaker's names bring. Nothing is checked here that needs more than one flag, but for
-//! what is fetched from the Hub.
+//! All settings of a command line: its flags and those of the settings file, of a model's training, of a
+//! task of GLUE and of SageMaker's names. Checks that need several flags are elsewhere, except those of
+//! files from the Hub.
 
 use super::command_line::{self, Parsed};
 use super::config_file;
@@ -13,7 +13,7 @@ use std::ffi::OsString;
 /// Reads the words, program name first; names of the Hub are still names.
 ///
 /// # Errors
-/// If no command can be recognized; what is wrong with its flags is in their `mistakes`.
+/// If no command can be recognized; its flags hold their `mistakes`.
 pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageError> {
     let mut flags = match command_line::parse(args)? {
         Parsed::Text(text) => return Ok(Parsed::Text(text)),

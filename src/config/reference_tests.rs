@@ -79,6 +79,11 @@ kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before th
 follow, and `--no_NAME` means false. When a flag is given twice, the last one counts; file flags collect. All mistakes of a command line are
 reported at once.
 
+`xtrain COMMAND -h` lists the flags that people use most, `xtrain COMMAND --help` or `xtrain help COMMAND` all of the command. `xtrain man
+[COMMAND]` prints a manual page (`man -l <(xtrain man train clm)` shows it), and `xtrain completions bash`, `zsh` or `fish` a shell's completions:
+`source <(xtrain completions bash)`; for zsh write them to a file `_xtrain` in a directory of `$fpath`, for fish to
+`~/.config/fish/completions/xtrain.fish`.
+
 `--config FILE`, or the file alone as in `xtrain train clm FILE`, reads the same names from a TOML or JSON file, all at the top level. Flags win over the file. Unknown names are errors. A
 JSON `null` means \"not set\", a string is read as on the command line, and the arguments of schedules and optimizers may be a table. Paths
 are relative to the working directory in both.

@@ -1,12 +1,12 @@
-//! What was typed becomes plans: defaults that depend on other settings are decided here, and
-//! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
+//! Flags become plans: only this file decides defaults that depend on other settings. It runs after
+//! `rules`, which refuse commands that lack something.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
-    SaveDtype, SaveStrategy, Strategy, Target, TorchDtype,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
+    SaveStrategy, Strategy, Target, TorchDtype,
 };
 use super::command::sets::EVAL;
-use super::command::{CacheVerb, CommandName, TaskName};
+use super::command::{CommandName, TaskName};
 use super::error::UsageError;
 use super::flags::Flags;
 use super::kind::{Degree, Interval};
@@ -61,21 +61,16 @@ pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
         }),
         CommandName::Generate => Command::Generate(generate_plan(flags)),
         CommandName::Bench => Command::Bench(bench_plan(flags)),
-        CommandName::Top => Command::Top(TopPlan {
-            output_dirs: {
-                let words = flags.watched.iter().map(PathBuf::from);
-                words.chain(flags.watched_dir.clone()).collect()
-            },
-            once: *flags.once,
-            json: *flags.json,
-            neuron_monitor: flags.neuron_monitor.clone(),
-        }),
-        CommandName::Report => Command::Report(report_plan(flags)),
+        CommandName::Top => Command::Top(flags.clone()),
+        CommandName::Report => Command::Report(flags.clone()),
         CommandName::Launch => Command::Launch(launch_settings(flags)),
         CommandName::Scaling => Command::Scaling(scaling::plan(flags)?),
         CommandName::Sweep => Command::Sweep(sweep::plan(flags)?),
         CommandName::Quickstart => Command::Quickstart(quickstart_plan(flags)),
-        CommandName::Cache(verb) => Command::Cache(cache_plan(flags, verb)),
+        CommandName::Cache(verb) => Command::Cache(CachePlan {
+            verb,
+            flags: flags.clone(),
+        }),
         CommandName::Doctor => Command::Doctor(DoctorPlan {
             device: device(flags),
             cache: all_kept(flags),
@@ -125,7 +120,7 @@ fn trackers(flags: &Flags) -> TrackerPlan {
     let output_dir = flags.output_dir.as_deref().unwrap_or(Path::new("run"));
     let name = || output_dir.file_name().unwrap_or(output_dir.as_os_str());
     TrackerPlan {
-        names: flags.report_to.clone(),
+        kinds: flags.report_to.clone(),
         logging_dir: flags.logging_dir.clone().or(variable().map(PathBuf::from)),
         run_name: match &*flags.run_name {
             Some(name) => name.clone(),
@@ -149,31 +144,6 @@ fn push(flags: &Flags) -> PushPlan {
         strategy: *flags.hub_strategy,
         always: *flags.hub_always_push,
         revision: flags.hub_revision.clone(),
-    }
-}
-
-fn report_plan(flags: &Flags) -> ReportPlan {
-    let compare = flags.compare_losses.then(|| LossComparison {
-        align: *flags.align,
-        window: *flags.window,
-        largest: *flags.largest,
-        mean: *flags.mean,
-        smoothed: *flags.smoothed,
-    });
-    ReportPlan {
-        runs: flags.reported(),
-        baseline: flags.baseline_place().unwrap_or(0),
-        price_per_hour: *flags.price_per_hour,
-        formats: {
-            let mut formats = flags.format.clone();
-            if *flags.png && !formats.contains(&ReportFormat::Png) {
-                formats.push(ReportFormat::Png);
-            }
-            formats
-        },
-        output: flags.report_file.clone(),
-        compare_losses: compare,
-        json: *flags.json,
     }
 }
 
@@ -242,13 +212,6 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
             },
             ..train_settings(flags)
         },
-        batch: *flags.batch,
-        seq: *flags.seq,
-        steps: *flags.steps,
-        warmup: *flags.warmup,
-        dropout: *flags.dropout,
-        profile: *flags.profile,
-        json: *flags.json,
     }
 }
 
@@ -312,7 +275,7 @@ fn checkpointing(flags: &Flags) -> Checkpointing {
     }
 }
 
-/// What the command line says of Neuron's compiler.
+/// The settings of Neuron's compiler.
 fn neuron(flags: &Flags) -> NeuronSettings {
     NeuronSettings {
         chip: match *flags.target {
@@ -347,56 +310,16 @@ fn all_kept(flags: &Flags) -> CacheSettings {
     }
 }
 
-fn cache_plan(flags: &Flags, verb: CacheVerb) -> CachePlan {
-    let ids = flags.id.clone();
-    let file = || flags.file.clone().expect(CHECKED);
-    let json = *flags.json;
-    let action = match verb {
-        CacheVerb::Ls => CacheAction::List { json },
-        CacheVerb::Show => CacheAction::Show {
-            id: ids.first().expect(CHECKED).clone(),
-            form: show_form(flags),
-        },
-        CacheVerb::Explain => CacheAction::Explain {
-            older: (ids.len() > 1).then(|| ids[0].clone()),
-            newer: ids.last().expect(CHECKED).clone(),
-        },
-        CacheVerb::Verify => CacheAction::Verify {
-            ids,
-            device: device(flags),
-        },
-        CacheVerb::Prune => CacheAction::Prune(PruneRules {
-            older_than: *flags.older_than,
-            max_size: *flags.max_size,
-            device: flags.only_device.clone(),
-            stale_compiler: *flags.stale_compiler,
-            dry_run: *flags.dry_run,
-        }),
-        CacheVerb::Export => CacheAction::Export {
-            file: file(),
-            ids,
-            modules_only: *flags.modules_only,
-        },
-        CacheVerb::Import => CacheAction::Import { file: file() },
-        CacheVerb::Path => CacheAction::Path,
-        CacheVerb::Stats => CacheAction::Stats { json },
-    };
-    CachePlan {
-        dir: sources::cache_dir(flags, "graphs"),
-        action,
+impl CachePlan {
+    /// The directory of the compiled graphs.
+    pub fn dir(&self) -> PathBuf {
+        sources::cache_dir(&self.flags, "graphs")
     }
-}
 
-fn show_form(flags: &Flags) -> ShowForm {
-    let asked = [
-        (*flags.hlo, ShowForm::Hlo),
-        (*flags.optimized_hlo, ShowForm::OptimizedHlo),
-        (*flags.stablehlo, ShowForm::StableHlo),
-        (*flags.peak_memory, ShowForm::Memory),
-        (*flags.json, ShowForm::Json),
-    ];
-    let first = asked.into_iter().find(|(asked, _)| *asked);
-    first.map_or(ShowForm::Text, |(_, form)| form)
+    /// The device that loads its graphs.
+    pub fn device(&self) -> DevicePlan {
+        device(&self.flags)
+    }
 }
 
 fn cadence(strategy: Strategy, every: Interval) -> Cadence {
@@ -460,7 +383,7 @@ fn train_settings(flags: &Arc<Flags>) -> TrainSettings {
     }
 }
 
-/// Of weights and the optimizer's state; who does not train needs no copies.
+/// The storage of weights and optimizer state; an evaluation needs no copies.
 fn storage(flags: &Flags) -> WeightStorage {
     let copies = *flags.master_weights && !EVAL.contains(flags.command);
     match *flags.torch_dtype {
@@ -470,7 +393,7 @@ fn storage(flags: &Flags) -> WeightStorage {
     }
 }
 
-/// Of training steps.
+/// The precision of training steps.
 fn precision(flags: &Flags) -> Precision {
     if *flags.bf16 || *flags.torch_dtype == TorchDtype::Bfloat16 {
         Precision::Bf16

@@ -1,11 +1,11 @@
-//! `xtrain scaling`: the command to measure, written anew for each degree. What is typed describes
+//! `xtrain scaling`: the command to measure, written anew for each degree. The typed command describes
 //! the run on one device; along an axis whose devices take different rows each gets its part of
 //! that batch.
 
 use super::choices::{Axis, Device};
 use super::command::CommandName;
 use super::command_line::Parsed;
-use super::error::UsageError;
+use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::kind::Degree;
 use super::mesh::{degrees, mesh};
@@ -49,7 +49,7 @@ impl Axis {
 /// Reads the degrees and the command.
 ///
 /// # Errors
-/// What cannot be scaled.
+/// The command cannot be scaled.
 pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
     if flags.device.is_given() {
         return refuse(
@@ -304,7 +304,7 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
 /// The flags of a command that another one runs.
 ///
 /// # Errors
-/// What is wrong with it.
+/// All mistakes in it.
 pub fn parse(words: &[String]) -> Result<Flags, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
     match reading::read(words.map(Into::into))? {
@@ -317,10 +317,6 @@ pub fn parse(words: &[String]) -> Result<Flags, UsageError> {
             "write a command that runs",
         ),
     }
-}
-
-fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError::illegal(problem, fix))
 }
 
 fn gcd(a: usize, b: usize) -> usize {

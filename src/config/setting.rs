@@ -1,4 +1,4 @@
-//! One setting as resolved from what was typed: its value, and where it was written if it was.
+//! One setting: its value, and the place where somebody wrote it.
 
 use super::error::Origin;
 use super::kind::{Kind, Optional, Wrong};
@@ -53,7 +53,7 @@ impl<T> Setting<T> {
         Ok(())
     }
 
-    /// Replaces what was given by what it stands for.
+    /// Replaces a given value by the one that it stands for.
     pub fn set(&mut self, value: T) {
         self.value = value;
         self.origin.get_or_insert(Origin::CommandLine);
@@ -75,8 +75,7 @@ impl<T> Setting<T> {
     }
 }
 
-/// What was given, by name, as it was typed. How a value was spelled is no difference between two
-/// command lines.
+/// The given values by name, as typed. Two command lines that spell a value differently are equal.
 #[derive(Debug, Default)]
 pub struct Typed(pub BTreeMap<&'static str, String>);
 

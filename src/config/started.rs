@@ -9,8 +9,7 @@ use super::reading;
 use super::rules;
 use super::scaling::into_directory;
 
-/// Refuses what is wrong with the command as it stands: what it lacks to be started is for those who
-/// start it.
+/// Refuses the mistakes in the command as it stands: its starter adds the settings that it lacks.
 ///
 /// # Errors
 /// All mistakes in it.

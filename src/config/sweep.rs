@@ -1,7 +1,7 @@
 //! `xtrain sweep`: one training command at every combination of some flags' values.
 
 use super::command::CommandName;
-use super::error::UsageError;
+use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::forms::Grid;
 use super::lookup;
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 /// More runs than anybody meant.
 const MOST_RUNS: usize = 10_000;
-/// In bytes; what is written beside a run has longer names.
+/// In bytes; files beside a run have longer names.
 const LONGEST_NAME: usize = 200;
 /// Of a digest in a name.
 const DIGITS: usize = 12;
@@ -22,7 +22,7 @@ const DIGITS: usize = 12;
 /// Reads the grid and the command.
 ///
 /// # Errors
-/// What cannot be swept, or a combination that the command refuses.
+/// The command cannot be swept, or refuses a combination.
 pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     if flags.device.is_given() {
         return refuse(
@@ -177,10 +177,6 @@ fn directory_of(combination: &str) -> String {
         .find(|end| name.is_char_boundary(*end));
     name.truncate(end.unwrap_or(0));
     format!("{name}-{}", &digest[..DIGITS])
-}
-
-fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError::illegal(problem, fix))
 }
 
 #[cfg(test)]

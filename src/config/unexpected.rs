@@ -1,4 +1,4 @@
-//! Words of a command line that stand where none is expected: what they were probably meant as.
+//! Unexpected words of a command line, and their probable meaning.
 
 use super::command::sets::{BENCH, EVAL, GENERATE, PREDICT};
 use super::command::{COMMANDS, CommandInfo, CommandName, TaskName, second_words};
@@ -142,7 +142,7 @@ fn task(
         Some(Ok(task)) if known.contains(&words_of(task)) => {
             return refuse(format!("did you mean `xtrain {verb} {}`?", words_of(task)));
         }
-        // What is predicted are labels.
+        // Predictions are labels.
         Some(Ok(task)) => {
             return refuse(match task {
                 TaskName::Mlm => format!("`xtrain {verb}` is for {}", known.join(" and ")),

@@ -162,7 +162,7 @@ impl Job<'_> {
                         return Err(Error::io("read back", &path)(source));
                     }
                     Err(reason) => {
-                        eprintln!(
+                        errln!(
                             "warning: tokenized file {} is not used: {reason}; tokenizing again",
                             path.display()
                         );
@@ -185,7 +185,7 @@ impl Job<'_> {
         write: impl Fn(&Path, bool) -> Result<()>,
     ) -> Result<Rows> {
         let cache_dir = self.source.cache_dir.display();
-        eprintln!(
+        errln!(
             "warning: --cache_dir: {cache_dir} cannot be written ({error}): the tokenized {} text is not kept",
             self.what
         );
@@ -227,7 +227,7 @@ impl Job<'_> {
         report_skipped(self, samples.skipped());
         out.count(0, 0, samples.skipped());
         if truncated > 0 && !self.quiet {
-            eprintln!(
+            errln!(
                 "note: {truncated} of {} sequences of {} are cut to {} tokens",
                 totals.lines,
                 self.name(),
@@ -332,7 +332,7 @@ impl Progress {
         let seconds = self.start.elapsed();
         if self.plain && seconds > Duration::from_secs(1) {
             let (tokens, lines) = (totals.tokens, totals.lines);
-            eprintln!(
+            errln!(
                 "tokenized {}: {tokens} tokens in {lines} lines, {:.1} s",
                 self.name,
                 seconds.as_secs_f64()
@@ -345,7 +345,7 @@ impl Progress {
 fn report_skipped(job: &Job<'_>, skipped: u64) {
     if skipped > 0 {
         let rows = if skipped == 1 { "row was" } else { "rows were" };
-        eprintln!(
+        errln!(
             "warning: {skipped} bad {rows} left out of {} (--on_bad_row skip)",
             job.name()
         );

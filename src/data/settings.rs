@@ -19,8 +19,12 @@ pub struct SourceSettings {
     /// anything else as text; all but parquet may end in `.gz` too.
     pub train_files: Vec<PathBuf>,
     pub validation_files: Vec<PathBuf>,
+    /// MNLI's second set to validate on, whose texts are of other kinds than the training's.
+    pub validation_mismatched_files: Vec<PathBuf>,
     /// Rows to predict; only classification reads them.
     pub test_files: Vec<PathBuf>,
+    /// MNLI's second set to predict.
+    pub test_mismatched_files: Vec<PathBuf>,
     /// Share of the training examples that validates when no validation file is given. Language
     /// models set the first lines aside (run_clm: 5 percent), classification a seeded random choice
     /// of the rows.

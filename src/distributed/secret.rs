@@ -2,6 +2,7 @@
 
 use super::{Error, Result};
 use crate::report::files;
+use crate::report::units::hex;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fs;
@@ -56,8 +57,9 @@ impl Secret {
         let mode = fs::metadata(path).map_err(|e| fail(e.to_string()))?.mode();
         if mode & 0o077 != 0 {
             return Err(fail(format!(
-                "others may read it (mode {:o}): chmod 600 it",
-                mode & 0o777
+                "readable by other users (mode {:o}); run `chmod 600 {}`",
+                mode & 0o777,
+                path.display()
             )));
         }
         let text = files::read_piped(path, 1 << 16).map_err(|e| fail(e.to_string()))?;
@@ -159,10 +161,6 @@ impl SessionKey {
 /// 32 random bytes, as text.
 pub fn nonce() -> String {
     hex(&rand::random::<[u8; 32]>())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -43,7 +43,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let began = Instant::now();
     let mut read = ModelConfig::read(&plan.model, None)?;
     if let ModelSource::Scratch { overrides, .. } = &plan.model {
-        set_dropout(&mut read.config, plan.dropout, overrides);
+        set_dropout(&mut read.config, *plan.train.flags.dropout, overrides);
     }
     // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
     // for.
@@ -54,11 +54,11 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         };
     let loaded = read.build(task, Head::NewIfMissing)?;
     let model = &*loaded.model;
-    if plan.seq > model.max_positions() {
+    if *plan.train.flags.seq > model.max_positions() {
         let positions = model.max_positions();
         let problem = format!(
             "--seq {} is more than the model's {positions} positions (n_positions)",
-            plan.seq
+            *plan.train.flags.seq
         );
         return Err(Error::usage(
             problem,
@@ -68,12 +68,12 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let execution = Execution::new(&plan.device, &plan.cache, &plan.train);
     let shards = plan.train.mesh.batch_shards();
     let shape = [
-        ("batch", plan.batch.to_string()),
-        ("seq", plan.seq.to_string()),
+        ("batch", plan.train.flags.batch.to_string()),
+        ("seq", plan.train.flags.seq.to_string()),
         ("data_parallel", shards.to_string()),
     ];
     let mut session = execution.session(model, origin("bench", model, &shape))?;
-    let total = (plan.warmup + plan.steps) as u64;
+    let total = (*plan.train.flags.warmup + *plan.train.flags.steps) as u64;
     let schedule = Schedule {
         kind: ScheduleKind::Constant,
         peak: plan.train.optimizer.learning_rate,
@@ -83,7 +83,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let train_step = execution.step(model, schedule);
     let labelled_share = (task == HeadKind::MaskedLm).then_some(MASKED);
     let form = BatchForm {
-        lengths: vec![plan.seq],
+        lengths: vec![*plan.train.flags.seq],
         named: false,
         labels: LabelShape::Tokens,
         labelled_share,
@@ -92,7 +92,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         mesh: plan.train.mesh,
     };
     let shapes = RunShapes {
-        train: form.shapes(plan.batch),
+        train: form.shapes(*plan.train.flags.batch),
         eval: Vec::new(),
         accumulation: 1,
     };
@@ -112,8 +112,8 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let mut batches = Vec::new();
     for index in 0..BATCHES {
         let batch = random_batch(
-            plan.batch * shards,
-            plan.seq,
+            *plan.train.flags.batch * shards,
+            *plan.train.flags.seq,
             model.vocab_size(),
             labelled_share,
             index,
@@ -161,13 +161,13 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         if step == 0 {
             first_step = began.elapsed() - measuring;
         }
-        if step >= plan.warmup as u64 {
+        if step >= *plan.train.flags.warmup as u64 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
             cpu.push((cpu_time() - cpu_start).as_secs_f64() * 1e3);
             trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
         }
     }
-    let profile = if plan.profile {
+    let profile = if *plan.train.flags.profile {
         let mut step = total;
         let work = || -> Result<(), Error> {
             for _ in 0..PROFILED {
@@ -235,7 +235,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
         "cpu_ms_median": cpu[cpu.len() / 2],
-        "tokens_per_s": (plan.batch * shards * plan.seq) as f64 / median * 1e3,
+        "tokens_per_s": (*plan.train.flags.batch * shards * *plan.train.flags.seq) as f64 / median * 1e3,
         "model_tflops": tflops,
         "ceiling_tflops": ceiling,
         "fraction_of_ceiling": tflops / ceiling,

@@ -26,7 +26,7 @@ pub fn open_device(
 ) -> Result<Session, Error> {
     static PRINTED: Once = Once::new();
     if let Some(dir) = &cache.dir {
-        PRINTED.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+        PRINTED.call_once(|| errln!("compiled-graph cache: {}", dir.display()));
     }
     let settings = &device.settings;
     match device.kind {

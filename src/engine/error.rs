@@ -3,6 +3,7 @@
 use crate::checkpoint::{self, is_full};
 use crate::config::UsageError;
 use crate::distributed::{self, job::Cause};
+use crate::report::printable::with_causes;
 use crate::trainer::interrupt::QUIT;
 use crate::{cache, runtime, trainer};
 use std::error::Error as StdError;
@@ -144,19 +145,9 @@ impl Error {
         Cause::Own
     }
 
-    /// The whole story in one line: the message and its causes, each once (some errors print their
-    /// cause themselves).
+    /// The message and its causes in one line.
     pub fn one_line(&self) -> String {
-        let mut line = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
-            if !line.contains(&text) {
-                line = format!("{line}: {text}");
-            }
-            cause = error.source();
-        }
-        line
+        with_causes(self)
     }
 }
 

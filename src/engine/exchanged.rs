@@ -23,8 +23,9 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
         shapes: &ahead.shapes.of_training(),
         metrics: ahead.metrics,
     };
+    let target = training.session.cache().target();
     Ok(of_steps(
-        &emitted(&mut training, Target::CPU)?,
+        &emitted(&mut training, target)?,
         mesh,
         accumulation,
     ))

@@ -27,7 +27,7 @@ impl Run {
         }
         let budget = self.memory_budget()?;
         let found = self.largest_batch(target, budget)?;
-        eprintln!(
+        errln!(
             "per_device_train_batch_size is {}: {} of {} at the peak",
             found.batch,
             bytes(found.peak),
@@ -102,7 +102,7 @@ impl Run {
             };
             let graphs = target.as_mut().map(|target| &mut target.graphs);
             let one = Footprint::largest(footprints(&mut ahead, graphs)?);
-            eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
+            errln!("batch {batch}: {} at the peak", bytes(one.peak));
             Ok(one)
         });
         found

@@ -11,10 +11,11 @@ use crate::report::progress::say;
 use crate::report::units::{bytes, count};
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
+use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use xtrain_graphs::DType;
-use xtrain_models::{Axis, Config, HeadKind, Model, StoredName, stored_name};
+use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -24,6 +25,8 @@ pub struct ModelConfig {
     directory: Option<PathBuf>,
     /// `generation_config.json` of a directory that has one, as it stands.
     generation: Option<Vec<u8>>,
+    /// The directory's files that a saved model keeps, though nothing here reads them.
+    companions: Vec<(String, Vec<u8>)>,
     /// The rows that the saved tables of tokens have, where the model's are to have more.
     saved_rows: Option<usize>,
 }
@@ -51,6 +54,7 @@ impl ModelConfig {
                 config,
                 directory: None,
                 generation: None,
+                companions: Vec::new(),
                 saved_rows: None,
             });
         };
@@ -66,6 +70,7 @@ impl ModelConfig {
             config,
             directory: Some(directory.clone()),
             generation,
+            companions: companions(directory),
             saved_rows: None,
         })
     }
@@ -92,8 +97,10 @@ impl ModelConfig {
         let Some(directory) = self.directory else {
             return Ok(LoadedModel {
                 model,
+                trained: Trained::All,
                 weights: None,
                 generation: None,
+                companions: Vec::new(),
             });
         };
         let mut weights =
@@ -149,8 +156,10 @@ impl ModelConfig {
         }
         Ok(LoadedModel {
             model,
+            trained: Trained::All,
             weights: Some((weights, head)),
             generation: self.generation,
+            companions: self.companions,
         })
     }
 }
@@ -179,11 +188,27 @@ fn tables(model: &dyn Model, weights: &Weights, rows: usize) -> Vec<String> {
 pub struct LoadedModel {
     /// Its forward pass and the list of its parameters.
     pub model: Box<dyn Model>,
+    /// Which of them training changes.
+    pub trained: Trained,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,
+    companions: Vec<(String, Vec<u8>)>,
 }
 
 impl LoadedModel {
+    /// Chooses what is trained, once; without it everything is.
+    ///
+    /// # Errors
+    /// If it is no choice, the model lacks what is named, or nothing is left to train.
+    pub fn train(&mut self, trained: Result<Trained, TrainedError>) -> Result<(), Error> {
+        let chosen = trained.and_then(|trained| {
+            trained.choose(&*self.model)?;
+            Ok(trained)
+        });
+        self.trained = chosen.map_err(|error| Error::usage(error.to_string(), error.hint()))?;
+        Ok(())
+    }
+
     /// Refuses a model whose weights alone, in f32 and shared by all processes, are more than this
     /// machine's memory, before anything is compiled or allocated for it.
     ///
@@ -248,6 +273,11 @@ impl LoadedModel {
             .unwrap_or_default()
     }
 
+    /// Files of the directory that a saved model keeps.
+    pub fn companions(&self) -> &[(String, Vec<u8>)] {
+        &self.companions
+    }
+
     /// `generation_config.json` to save with a causal language model: the one that came with it, byte
     /// for byte, or what follows from its configuration.
     pub fn generation_file(&self) -> Option<(String, Vec<u8>)> {
@@ -269,13 +299,53 @@ impl LoadedModel {
     }
 }
 
+/// Bytes of a file that a saved model keeps.
+const LONGEST_COMPANION: u64 = 1 << 20;
+
+/// Files of a directory that others read beside the model: the code that `auto_map` names, how images
+/// are prepared. They are copied, never run.
+fn companions(directory: &Path) -> Vec<(String, Vec<u8>)> {
+    let is_kept = |name: &str| {
+        let settings = ["preprocessor_config.json", "processor_config.json"];
+        name.ends_with(".py") || settings.contains(&name)
+    };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| is_kept(name))
+        .collect();
+    names.sort();
+    let mut kept = Vec::new();
+    for name in names {
+        let path = directory.join(&name);
+        let size = std::fs::metadata(&path).map_or(0, |file| file.len());
+        match files::read(&path) {
+            Ok(bytes) if size <= LONGEST_COMPANION => kept.push((name, bytes)),
+            _ => say(&format!(
+                "note: {} does not go along with the saved model: no file of at most 1 MiB that can be read",
+                path.display()
+            )),
+        }
+    }
+    kept
+}
+
 /// More than every model known, by a factor of ten; less than what overflows the sizes of a graph.
 const MOST_PARAMETERS: u64 = 1 << 44;
 
 /// The numbers in all of a model's weights.
-fn parameter_count(model: &dyn Model) -> u64 {
-    let parameters = model.parameters();
-    let counts = parameters.iter().map(|parameter| {
+pub fn parameter_count(model: &dyn Model) -> u64 {
+    count_where(model, |_| true)
+}
+
+/// Those that training changes.
+pub fn trained_count(model: &dyn Model) -> u64 {
+    count_where(model, |parameter| parameter.trained)
+}
+
+fn count_where(model: &dyn Model, is_counted: fn(&ParameterSpec) -> bool) -> u64 {
+    let parameters = model.parameters().into_iter().filter(is_counted);
+    let counts = parameters.map(|parameter| {
         let dims = parameter.dims.iter().map(|&dim| dim as u64);
         dims.fold(1, u64::saturating_mul)
     });

@@ -1,5 +1,6 @@
 //! What this process is, for its telemetry.
 
+use super::model::parameter_count;
 use crate::config::{RunPlan, without_secrets};
 use crate::distributed::environment;
 use crate::report::accounting;
@@ -24,7 +25,6 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
     let versions = versions
         .into_iter()
         .filter(|(name, version)| name != version);
-    let parameters = model.parameters();
     ProcessEvent {
         time: now(),
         started: now() - age.as_secs_f64(),
@@ -48,10 +48,7 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
         instances: member.map_or(1, |member| processes.div_ceil(member.local_world.max(1))),
         launched: environment::launched(),
         attempt: member.map_or(0, |member| member.generation),
-        parameters: parameters
-            .iter()
-            .map(|p| p.dims.iter().product::<usize>() as u64)
-            .sum(),
+        parameters: parameter_count(model),
         examples_per_step: plan.train.examples_per_step() as u64,
         peak_tflops: Some(peak),
     }

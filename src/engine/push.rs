@@ -99,7 +99,7 @@ impl Push {
     fn wait(self) -> Arc<Repository> {
         if self.waiting.load(Ordering::Acquire) > 0 {
             let name = self.repository.name();
-            eprintln!("waiting for the push to {name}; a second signal ends it");
+            errln!("waiting for the push to {name}; a second signal ends it");
         }
         drop(self.jobs);
         // A panic has been printed by its thread.
@@ -137,9 +137,9 @@ impl Push {
         })?;
         let url = repository.url();
         if is_news {
-            println!("pushed {count} files ({}) to {url}", units::bytes(bytes))
+            outln!("pushed {count} files ({}) to {url}", units::bytes(bytes))
         } else {
-            println!("{url} has everything already")
+            outln!("{url} has everything already")
         }
         Ok(())
     }

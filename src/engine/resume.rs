@@ -1,7 +1,7 @@
-//! Going on where an earlier run left off: which checkpoint, whether it fits this run, and from
-//! which position.
+//! Resuming from a checkpoint: which one, whether it fits this run, and from which position.
 
 use super::error::{Error, failed};
+use super::model::LoadedModel;
 use crate::checkpoint::hf::{CONFIG_FILE, write_json};
 use crate::checkpoint::state::TRAINING_STATE_FILE;
 use crate::checkpoint::{
@@ -17,6 +17,7 @@ use crate::trainer::hooks::DTYPE_KEYS;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
 use crate::trainer::settings::Resume;
+use crate::trainer::trained::{Trained, frozen_digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -127,7 +128,7 @@ const CHECKPOINT_KEY: &str = "checkpoint";
 /// Where each start of a job leaves the number of its run for the later ones.
 const RUN_KEY: &str = "job/run";
 
-fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
+fn requested_checkpoint(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     match &*settings.flags.resume_from_checkpoint {
         Resume::No => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
@@ -241,6 +242,34 @@ pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value 
     settings
 }
 
+/// Under this name a checkpoint's `extra` says what was trained, unless everything was.
+const TRAINED: &str = "trained";
+
+/// Notes what a run trains: its checkpoints hold the state of that alone.
+pub fn note_trained(run: &mut TrainingState, loaded: &LoadedModel) {
+    if let Some(frozen) = frozen_digest(&*loaded.model) {
+        let noted = json!({ "by": loaded.trained.to_string(), "frozen": frozen });
+        run.extra.insert(TRAINED.into(), noted);
+    }
+}
+
+/// What differs between what two runs train.
+fn other_trained(old: &TrainingState, run: &TrainingState) -> Option<String> {
+    let noted =
+        |state: &TrainingState, key| state.extra.get(TRAINED).map(|noted| noted[key].clone());
+    let by = |state: &TrainingState| match noted(state, "by") {
+        Some(by) => by.as_str().unwrap_or_default().to_string(),
+        None => Trained::All.to_string(),
+    };
+    (noted(old, "frozen") != noted(run, "frozen")).then(|| {
+        format!(
+            "it was saved with {}, and this run has {}",
+            by(old),
+            by(run)
+        )
+    })
+}
+
 /// Says which settings are not those of the checkpoint.
 fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
@@ -291,7 +320,7 @@ impl Resuming<'_> {
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
         let settings = self.settings;
         let dir = match ProcessGroup::joined() {
-            None => as_told(settings)?,
+            None => requested_checkpoint(settings)?,
             Some(group) if !group.is_first() => {
                 let path = group
                     .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
@@ -301,7 +330,7 @@ impl Resuming<'_> {
             Some(group) => {
                 let dir = match restarted_from(settings, &group)? {
                     Some(dir) => Some(dir),
-                    None => as_told(settings)?,
+                    None => requested_checkpoint(settings)?,
                 };
                 let path = dir
                     .as_ref()
@@ -342,6 +371,7 @@ impl Resuming<'_> {
         }
         let old = &saved.state;
         let reason = was("--seed", old.seed, run.seed)
+        .or_else(|| other_trained(old, run))
         .or_else(|| was(BATCH, old.batch_size, run.batch_size).filter(|_| is_stream))
         .or_else(|| was(ACCUMULATION, old.gradient_accumulation_steps, run.gradient_accumulation_steps).filter(|_| is_stream))
         .or_else(|| {
@@ -368,7 +398,7 @@ impl Resuming<'_> {
     pub fn describe(&self, saved: &Checkpoint, model: &dyn Model, start: &Progress) {
         let (run, length) = (&self.run, self.length);
         let (dir, step) = (saved.dir.display(), saved.state.global_step);
-        eprintln!("resuming from {dir} (step {step})");
+        errln!("resuming from {dir} (step {step})");
         // Checkpoints have the type that weights are trained in, whatever they were loaded in.
         let without_dtype = |config: &Map<String, Value>| -> Map<String, Value> {
             let rest = config

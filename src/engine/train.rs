@@ -1,6 +1,7 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
 use super::error::{Error, Outcome, failed};
+use super::model::{parameter_count, trained_count};
 use super::process;
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
@@ -39,7 +40,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
-use xtrain_models::Model;
+use xtrain_models::{Model, ParameterSet};
 
 /// For measuring the device's peak FLOP/s at the start of a run.
 const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
@@ -75,6 +76,7 @@ impl Run {
         };
         let settings = resume::changeable_settings(&self.plan.train, &schedule);
         identity.extra.insert(resume::SETTINGS.into(), settings);
+        resume::note_trained(&mut identity, &self.loaded);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
         let saved_model = self.saved_model();
         let Run {
@@ -152,7 +154,7 @@ impl Run {
         }
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
         if stopped_early {
-            eprintln!(
+            errln!(
                 "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
             );
         }
@@ -237,6 +239,7 @@ impl Run {
                 examples,
                 progress.step - start.progress.step,
             ),
+            set: examples.map(|rows| rows as u64),
             runtime: began.elapsed().as_secs_f64(),
             length,
         };
@@ -333,12 +336,14 @@ impl Run {
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
         let parameters = self.loaded.model.parameters();
+        let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
         let mut files = self.files_beside_tensors();
         files.extend(self.loaded.generation_file());
+        files.extend(self.loaded.companions().iter().cloned());
         SavedModel {
             config: self.loaded.model.config().values().clone(),
             files,
-            parameters: parameters.iter().map(|p| p.name.clone()).collect(),
+            parameters: own.map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
             trained: self.plan.train.optimizer.storage.weights(),
             dtype: self.save_dtype(),
@@ -448,11 +453,12 @@ fn header(
     evaluated: Option<usize>,
 ) -> [String; 4] {
     let settings = &plan.train;
-    let parameters = model.parameters();
-    let count: usize = parameters
-        .iter()
-        .map(|p| p.dims.iter().product::<usize>())
-        .sum();
+    let (count, trained) = (parameter_count(model), trained_count(model));
+    let trained = if trained == count {
+        String::new()
+    } else {
+        format!(" ({} of them trained)", units::count(trained as f64))
+    };
     let (devices, client) = (session.mesh().devices(), session.client());
     let name = plan.device.kind.to_string();
     let kind = client
@@ -480,7 +486,7 @@ fn header(
     };
     let head = paint(&std::io::stderr(), Tone::Heading, "training");
     let first = format!(
-        "{head}  {} {}, {} parameters, {} on {devices} {name} device{}{}",
+        "{head}  {} {}, {} parameters{trained}, {} on {devices} {name} device{}{}",
         plan.task.name(),
         model.config().values()["model_type"]
             .as_str()
@@ -563,18 +569,18 @@ fn describe_interruption(
         return;
     }
     let dir = checkpoints.newest.clone().unwrap_or_default();
-    eprintln!(
+    errln!(
         "stopped after step {} of {}; saved {}",
         progress.step,
         progress.max_steps,
         dir.display()
     );
     if *settings.flags.save_only_model {
-        eprintln!(
+        errln!(
             "it holds the model alone (--save_only_model): to train it further, give it as --model_name_or_path"
         );
     } else {
-        eprintln!("to resume, run the same command with --resume_from_checkpoint");
+        errln!("to resume, run the same command with --resume_from_checkpoint");
     }
 }
 
@@ -590,13 +596,13 @@ fn load_best(
         return Ok(None);
     }
     let Some((value, step)) = best.found() else {
-        eprintln!(
+        errln!(
             "note: no evaluation was made, so there is no best checkpoint to load; these are the last weights"
         );
         return Ok(None);
     };
     let Some(path) = best.checkpoint(output_dir) else {
-        eprintln!(
+        errln!(
             "warning: the best checkpoint, of step {step}, is not in {} any more; these are the last weights",
             output_dir.display()
         );
@@ -605,7 +611,7 @@ fn load_best(
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
     parameters::load(session, model, &saved.weights)
         .map_err(failed("loading the best checkpoint"))?;
-    println!(
+    outln!(
         "loaded the best checkpoint: {} ({} {value} at step {step})",
         path.display(),
         best.rule().metric
@@ -621,6 +627,8 @@ struct Finished {
     steps: u64,
     /// Examples in them.
     examples: u64,
+    /// Rows of the training set; `None` of a stream.
+    set: Option<u64>,
     /// Seconds.
     runtime: f64,
 }
@@ -656,6 +664,7 @@ fn finish(
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.examples,
+        set: run.set,
         steps: run.steps,
         loss: totals.total_loss / totals.total_steps,
         total_flos: totals.total_flops,
@@ -666,7 +675,7 @@ fn finish(
     state.log.bar().finish();
     if totals.skipped_steps > 0.0 {
         let (skipped, all) = (totals.skipped_steps, run.progress.step);
-        eprintln!(
+        errln!(
             "note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16"
         );
     }
@@ -704,6 +713,6 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
-    println!("saved the model in {}", dir.display());
+    outln!("saved the model in {}", dir.display());
     Ok(is_news)
 }

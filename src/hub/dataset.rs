@@ -13,7 +13,6 @@ use super::fetch::{Hub, Kind, Snapshot, list};
 use super::paths::{Name, Named, Split, configurations, format_of};
 use crate::checkpoint::files;
 use crate::data::features::{Features, features_of};
-use crate::report::progress::say;
 
 /// The branch with the Hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -31,14 +30,18 @@ pub struct DatasetFiles {
     pub train: Vec<PathBuf>,
     /// Of the validation split.
     pub validation: Vec<PathBuf>,
+    /// MNLI's second set to validate on.
+    pub validation_mismatched: Vec<PathBuf>,
     /// Of the test split.
     pub test: Vec<PathBuf>,
+    /// MNLI's second set to test on.
+    pub test_mismatched: Vec<PathBuf>,
     /// What its card notes of the columns.
     pub features: Features,
 }
 
-/// Paths of a configuration, by split.
-type Splits = BTreeMap<Split, Vec<String>>;
+/// Paths of a configuration, by split and, of MNLI, its half: false is the matched one.
+type Splits = BTreeMap<(Split, bool), Vec<String>>;
 
 /// Where a set's files are.
 trait Place {
@@ -216,10 +219,10 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
         let matched = |name: &Name| name.text == format!("{usual}_matched");
         let others = |name: &Name| name.text == format!("{usual}_mismatched");
         if able.len() == 2 && able.iter().all(|(name, _)| matched(name) || others(name)) {
+            let second = able.iter().find(|(name, _)| others(name));
+            let files = second.map(|(_, files)| files.to_vec()).unwrap_or_default();
+            found.insert((split, true), files);
             able.retain(|(name, _)| matched(name));
-            say(&format!(
-                "note: {usual}_matched of {set} is used; {usual}_mismatched is a file to be named"
-            ));
         }
         match able.as_slice() {
             [] => {}
@@ -232,7 +235,7 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
                         found: listed(files.iter().map(String::as_str)),
                     });
                 }
-                found.insert(split, files.to_vec());
+                found.insert((split, false), files.to_vec());
             }
             several => {
                 let names = several.iter().map(|(name, _)| name.text.as_str());
@@ -248,18 +251,23 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
 }
 
 fn fetch(place: &dyn Place, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
-    splits.retain(|split, _| *split == Split::Test || !only_test);
-    let files = |split: Split| {
-        let paths = splits.get(&split).map(Vec::as_slice).unwrap_or_default();
+    splits.retain(|(split, _), _| *split == Split::Test || !only_test);
+    let files = |split: Split, half: bool| {
+        let paths = splits
+            .get(&(split, half))
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         paths
             .iter()
             .map(|path| place.fetch(path))
             .collect::<Result<Vec<_>>>()
     };
     Ok(DatasetFiles {
-        train: files(Split::Train)?,
-        validation: files(Split::Validation)?,
-        test: files(Split::Test)?,
+        train: files(Split::Train, false)?,
+        validation: files(Split::Validation, false)?,
+        validation_mismatched: files(Split::Validation, true)?,
+        test: files(Split::Test, false)?,
+        test_mismatched: files(Split::Test, true)?,
         features: Features::new(),
     })
 }
@@ -307,7 +315,7 @@ mod tests {
             splits("set", named)
                 .unwrap()
                 .into_iter()
-                .map(|(split, files)| (split, files.len()))
+                .map(|((split, _), files)| (split, files.len()))
                 .collect()
         };
         configurations(&files)
@@ -378,21 +386,23 @@ mod tests {
         let error = of(&["a.csv", "b.csv"]).unwrap_err().to_string();
         assert!(error.contains("a.csv, b.csv"), "{error}");
         assert_eq!(
-            of(&["train-1.csv", "train-2.csv"]).unwrap()[&Split::Train].len(),
+            of(&["train-1.csv", "train-2.csv"]).unwrap()[&(Split::Train, false)].len(),
             2
         );
-        assert_eq!(of(&[two[0]]).unwrap()[&Split::Train].len(), 1);
+        assert_eq!(of(&[two[0]]).unwrap()[&(Split::Train, false)].len(), 1);
         // `datasets` calls these so; the others are splits of their own.
         let with_usual = of(&["data/train-00000-of-00001.parquet", two[1]]).unwrap();
         assert_eq!(
-            with_usual[&Split::Train],
+            with_usual[&(Split::Train, false)],
             ["data/train-00000-of-00001.parquet"]
         );
         let mnli = of(&[
             "mnli/validation_matched-00000-of-00001.parquet",
             "mnli/validation_mismatched-00000-of-00001.parquet",
         ]);
-        assert_eq!(mnli.unwrap()[&Split::Validation].len(), 1);
+        let mnli = mnli.unwrap();
+        let half = |second| mnli[&(Split::Validation, second)][0].contains("mismatched");
+        assert_eq!((half(false), half(true)), (false, true));
     }
 
     #[test]
@@ -410,7 +420,7 @@ mod tests {
         );
         assert_eq!(
             splits("set", choose("set", &found, Some("b")).unwrap().unwrap().1).unwrap()
-                [&Split::Train],
+                [&(Split::Train, false)],
             ["b/train/0.parquet"]
         );
         assert_eq!(choose("set", &BTreeMap::new(), None).unwrap(), None);

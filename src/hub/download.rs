@@ -197,7 +197,7 @@ impl Wanted<'_> {
                     reason,
                 });
             }
-            eprintln!("warning: {file} of {name} arrived damaged ({reason}); downloading it again");
+            errln!("warning: {file} of {name} arrived damaged ({reason}); downloading it again");
         }
     }
 

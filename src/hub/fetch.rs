@@ -120,7 +120,7 @@ impl Hub {
                 let Ok(snapshot) = self.cached(kind, name, &revision) else {
                     return Err(error);
                 };
-                eprintln!(
+                errln!(
                     "note: the Hub cannot be reached ({reason}); using {name} as it is in the cache"
                 );
                 return Ok(snapshot);

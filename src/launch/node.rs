@@ -178,7 +178,7 @@ impl Node<'_> {
                     if heard.elapsed() < patience {
                         if self.connection.take().is_some() {
                             let seconds = patience.saturating_sub(heard.elapsed()).as_secs();
-                            eprintln!("launch: {error}; trying to reach it for {seconds} s");
+                            errln!("launch: {error}; trying to reach it for {seconds} s");
                         }
                         std::thread::sleep(PAUSE);
                         continue;
@@ -188,7 +188,7 @@ impl Node<'_> {
                 Err(error) => return Err(error.into()),
             };
             if lost.take().is_some() {
-                eprintln!("launch: reached the rendezvous at {} again", self.endpoint);
+                errln!("launch: reached the rendezvous at {} again", self.endpoint);
             }
             heard = Instant::now();
             ended.clear();
@@ -202,7 +202,7 @@ impl Node<'_> {
                         generation = wanted;
                         started = Some(wanted);
                         if let Some(note) = note {
-                            eprintln!("launch: {note}");
+                            errln!("launch: {note}");
                         }
                         match self.signalled {
                             // It came before the ranks were there to hear of it.
@@ -214,7 +214,7 @@ impl Node<'_> {
                 Order::Stop { .. } => self.ranks.kill(),
                 Order::End { verdict, note } => {
                     if let Some(note) = note {
-                        eprintln!("launch: {note}");
+                        errln!("launch: {note}");
                     }
                     self.end()?;
                     return Ok(verdict);

@@ -40,7 +40,7 @@ pub fn while_busy<T>(
                 if progress::show(&line(passed, Place::BehindBar)) || passed < next {
                     continue;
                 }
-                eprintln!("{}", line(passed, Place::Line));
+                errln!("{}", line(passed, Place::Line));
                 interval = (interval * 2).min(RAREST.max(interval));
                 next = passed + interval;
             }

@@ -1,8 +1,8 @@
-//! Standard output and standard error that may be gone or full. What the crate prints passes through
-//! here: its `println!`, `print!`, `eprintln!` and `eprint!` (defined in `lib.rs`) do not panic, and let
-//! nothing through that a terminal would obey but the colours of `terminal::paint`: names, paths, labels
-//! and servers' answers are others' words. A line of progress that nobody can read must not end a training run; a command whose result was lost must not
-//! end well, so the first error on standard output is kept until [`lost`] is asked for it.
+//! Standard output and standard error that may be closed or full. The macros `out!`, `outln!`, `err!`
+//! and `errln!` of `lib.rs` print through this file: they do not panic, and of control characters they
+//! pass only the colours of `terminal::paint`, since names, paths, labels and servers' answers may hold
+//! others. A training run survives a closed stderr; a command whose result was lost fails, so the first
+//! error on standard output is kept for [`lost`].
 
 use super::printable::visible;
 use super::terminal;

@@ -94,6 +94,20 @@ pub fn markdown(text: &str) -> String {
     shown
 }
 
+/// An error and its causes in one line, each once: some errors print their cause themselves.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        cause = error.source();
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

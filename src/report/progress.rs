@@ -69,8 +69,8 @@ pub fn say(text: &str) {
     let text = terminal::folded(text, 0);
     let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match shown {
-        Some(bar) => bar.suspend(|| eprintln!("{text}")),
-        None => eprintln!("{text}"),
+        Some(bar) => bar.suspend(|| errln!("{text}")),
+        None => errln!("{text}"),
     }
 }
 
@@ -110,7 +110,7 @@ impl Progress {
         if self.style == Style::Tenths
             && let Some(line) = tenth_line(&self.what, before, before + n, self.total)
         {
-            eprintln!("{line}");
+            errln!("{line}");
         }
     }
 
@@ -142,14 +142,14 @@ impl Progress {
     /// Prints a line on standard output, above the bar.
     pub fn print(&self, line: &str) {
         self.bar.suspend(|| {
-            println!("{line}");
+            outln!("{line}");
         });
     }
 
     /// Prints a line on standard error, above the bar.
     pub fn note(&self, line: &str) {
         self.bar.suspend(|| {
-            eprintln!("{line}");
+            errln!("{line}");
         });
     }
 

@@ -46,7 +46,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
         padding: PaddingSettings::default(),
         labels: None,
         finds_regression: true,
-        glue_metrics: None,
+        glue: None,
     }
 }
 

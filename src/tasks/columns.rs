@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::RunLabels;
+use super::glue::Glue;
 use crate::data::formats::cell::{Cell, IGNORED};
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Row, Table};
@@ -36,9 +37,9 @@ pub struct ClsDataSettings {
     /// Where the training set decides, numbers of which some are fractions make a regression.
     /// Otherwise they are refused.
     pub finds_regression: bool,
-    /// The metrics that GLUE has of the task that was named: F1 is the second class's then, and the
-    /// mean of several is `combined_score`.
-    pub glue_metrics: Option<&'static [&'static str]>,
+    /// The task of GLUE that was named: F1 is the second class's then, and the mean of several
+    /// metrics is `combined_score`.
+    pub glue: Option<Glue>,
 }
 
 /// GLUE's columns for pairs, in the order they are looked for, and for single texts.
@@ -123,6 +124,8 @@ pub fn check_columns(path: &Path, settings: &ClsDataSettings, needs_label: bool)
 #[derive(Clone, Debug)]
 pub struct LabelUse {
     pub labels: RunLabels,
+    /// Whose classes go by their numbers where the labels have other names.
+    pub glue: Option<Glue>,
     /// Every row must have one; otherwise a missing one is no error.
     pub needed: bool,
 }
@@ -132,7 +135,11 @@ impl LabelUse {
     /// is none.
     pub fn find(&self, name: &str) -> Result<Option<Label>, String> {
         let RunLabels { map, given } = &self.labels;
-        match map.label(name, *given) {
+        let by_task = || {
+            let id = self.glue?.id_in(map, name)?;
+            Some(Label::class(id as u32))
+        };
+        match map.label(name, *given).or_else(by_task) {
             Some(label) => Ok(Some(label)),
             // What has no label in published test sets says -1.
             None if !self.needed && ["-1", IGNORED].contains(&name) => Ok(None),

@@ -104,6 +104,7 @@ impl Task for TokenClsDataSettings {
         let continued = labels.map.names().iter().enumerate();
         Ok(Arc::new(LabelledWords {
             labels: LabelUse {
+                glue: None,
                 labels: labels.clone(),
                 needed: needs_labels,
             },
@@ -256,7 +257,7 @@ impl Labelled for TokenClsDataSettings {
             text.push('\n');
         }
         if unlabelled > 0 {
-            eprintln!(
+            errln!(
                 "note: {unlabelled} words have no label: they begin beyond {} tokens (--max_seq_length), or have none",
                 context.length
             );

@@ -42,13 +42,14 @@ impl Placement {
     }
 }
 
-/// Names of the state that belongs to a parameter.
+/// Names of the state that belongs to a parameter; none where it is not trained.
+#[derive(Default)]
 pub struct ParameterState {
     /// Optimizer state with the parameter's dimensions that it has: sharded with it along these,
     /// and in ZeRO-1 without it.
     pub kept: Vec<(String, Vec<usize>)>,
-    /// The accumulated gradient: sharded with the parameter.
-    pub sum: String,
+    /// The accumulated gradient, if the parameter is trained: sharded with it.
+    pub sum: Option<String>,
 }
 
 /// Where a run's state is placed: `of_parameter` names the state of a parameter, by the name that
@@ -85,7 +86,8 @@ pub fn placements(
         let ParameterState { kept, sum } = of_parameter(parameter, &name);
         if let Some(stage) = stage {
             let kept = kept.iter().map(|(name, _)| name);
-            kept.chain([&sum, &name])
+            kept.chain(&sum)
+                .chain([&name])
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
         // What is sharded with the parameter's dimension, each with the dimension that this is of it.
@@ -94,8 +96,10 @@ pub fn placements(
             kept.iter()
                 .filter_map(move |(name, along)| Some((name.clone(), of(along)?)))
         };
-        let all_along =
-            |dim: usize| kept_along(dim).chain([(sum.clone(), dim), (name.clone(), dim)]);
+        let all_along = |dim: usize| {
+            let beside = sum.iter().chain([&name]);
+            kept_along(dim).chain(beside.map(move |name| (name.clone(), dim)))
+        };
         let tensor_spec = tensor.get(&parameter.name);
         if let Some(&spec) = tensor_spec {
             let parts = mesh.size(Axis::Tensor);
@@ -250,7 +254,7 @@ pub fn norm(
             None => squares,
         });
     }
-    Ok(total.expect("a model has at least one parameter").sqrt()?)
+    Ok(total.expect("at least one parameter is trained").sqrt()?)
 }
 
 /// The sum of the squares of these gradients, over all their shards.
@@ -305,6 +309,15 @@ pub fn held<'p>(
             })
     };
     Cow::Owned(parameters.iter().flat_map(copies).collect())
+}
+
+/// Whether each stage holds some of `trained`, and so computes a part of the gradients' norm.
+pub fn every_stage_trains(placements: &Placements, trained: &[ParameterSpec]) -> bool {
+    let count = placements.stages().map_or(1, |stages| stages.count());
+    (0..count).all(|stage| {
+        let mut homes = trained.iter().map(|p| placements.home(&p.name));
+        homes.any(|home| home.unwrap_or(0) == stage)
+    })
 }
 
 /// The shard of each update that this replica computes: of a replicated parameter in ZeRO-1, of its

@@ -45,7 +45,7 @@ impl Interrupt {
             }
             // A step, an evaluation or a compilation may take minutes; without a word the user would
             // think that nothing happened.
-            eprintln!("stopping after this step; a second signal quits at once, without saving");
+            errln!("stopping after this step; a second signal quits at once, without saving");
             if received.next().is_some() {
                 quit(QUIT.into(), "");
             }

@@ -1,7 +1,7 @@
 //! The step, the loop and everything that hangs on it.
 //!
 //! Reading order: `step` (one training step, top to bottom), `feed` (its inputs), `run_loop` (many
-//! steps), `session` (what `mark_step` does, `parameters` to the device and back, whether
+//! steps), `trained` (which parameters), `session` (what `mark_step` does, `parameters` to the device and back, whether
 //! `replicas` are still equal), `pipeline` (how a step runs in stages), `hooks` (logging,
 //! evaluating, saving), `evaluate`, `generate`,
 //! `ahead` (a run's graphs without its data), `fit` (the largest batch), `devices` (opening one, or
@@ -25,6 +25,7 @@ mod sampling;
 pub mod session;
 pub mod settings;
 pub mod step;
+pub mod trained;
 
 pub use devices::{cuda, device, gpu, matmul_peak};
 pub use error::{Error, Result, error_in_batch};

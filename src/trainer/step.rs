@@ -56,6 +56,8 @@ impl Phase {
 pub struct TrainStep<'m> {
     model: &'m dyn Model,
     parameters: Vec<ParameterSpec>,
+    /// Those of them that have a gradient.
+    trained: Vec<ParameterSpec>,
     optimizer_step: OptimizerStep,
     seed: u64,
     precision: Precision,
@@ -71,9 +73,12 @@ impl<'m> TrainStep<'m> {
         schedule: Schedule,
         seed: u64,
     ) -> Self {
+        let parameters = model.parameters();
+        let trained = parameters.iter().filter(|parameter| parameter.trained);
         TrainStep {
             model,
-            parameters: model.parameters(),
+            trained: trained.cloned().collect(),
+            parameters,
             optimizer_step: OptimizerStep {
                 optimizer: optimizer.build(),
                 settings: optimizer,
@@ -155,7 +160,7 @@ impl<'m> TrainStep<'m> {
             scales_loss: self.precision.needs_loss_scale(),
             dtype: self.storage().optimizer_state(),
         };
-        state::extra_state(optimizer, &self.parameters, &options)
+        state::extra_state(optimizer, &self.trained, &options)
     }
 
     /// Bytes of the parameters on one replica of a stage.
@@ -238,7 +243,7 @@ impl<'m> TrainStep<'m> {
             )?
         };
         let leaves: Vec<Tensor> = self
-            .parameters
+            .trained
             .iter()
             .flat_map(|p| weights[&p.name].held())
             .cloned()
@@ -256,14 +261,14 @@ impl<'m> TrainStep<'m> {
             divisor,
         };
         let gradients = match phase {
-            Phase::Accumulate => return gradients.accumulate(recording, &self.parameters),
+            Phase::Accumulate => return gradients.accumulate(recording, &self.trained),
             Phase::Update { accumulated: true } => {
-                gradients.with_accumulated(recording, &self.parameters)?
+                gradients.with_accumulated(recording, &self.trained)?
             }
             Phase::Update { accumulated: false } => gradients,
         };
         self.optimizer_step
-            .record(recording, &self.parameters, &leaves, gradients, step)
+            .record(recording, &self.trained, &leaves, gradients, step)
     }
 }
 

@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import sys
 
 import numpy as np
@@ -411,6 +412,38 @@ def make_optimizers(chosen):
         save_file(as_f32(parameters), out / "final_weights.safetensors")
 
 
+# Case, flag, its regular expressions: what a user would write with a loop over `state_dict(keep_vars=True)`, where a tied tensor has two names.
+FROZEN = [
+    ("gpt2", "freeze", ["lm_head", r"h\.0\.attn"]),
+    ("llama", "train_only", [r"layers\.1\..*(q|down)_proj", "norm"]),
+    ("bert-mlm", "freeze", [r"encoder\.layer\.0\.", "bias$"]),
+    ("bert-cls", "train_only", ["pooler", "classifier"]),
+]
+
+
+def make_frozen(chosen):
+    """AdamW's twenty steps with `requires_grad` of some tensors off: they are neither moved nor decayed, and no part of the norm."""
+    for case, flag, patterns in FROZEN:
+        if chosen and "frozen" not in chosen:
+            continue
+        model, parameters = loaded(case)
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.nn.Parameter) and (any(re.search(pattern, name) for pattern in patterns)):
+                tensor.requires_grad_(False)
+        for parameter in parameters.values():
+            parameter.requires_grad_(parameter.requires_grad != (flag == "train_only"))
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        steps = train(model, trained, load_file(GOLDEN / case / "inputs.safetensors"), adamw, HYPER["peak_lr"])
+        assert all(torch.equal(start[name], parameter) != (name in trained) for name, parameter in parameters.items())
+        out = GOLDEN / "newer/frozen" / f"{case}-{flag}"
+        write_json(out / "trajectory.json", {
+            "case": case, "flag": flag, "patterns": patterns, "trained": list(trained), "hyper": HYPER,
+            "steps": [{"step": i, "lr": lr, "loss_f64": loss, "grad_norm_f64": norm} for i, (lr, loss, norm) in enumerate(steps)],
+        })
+        save_file(as_f32(trained), out / "final_weights.safetensors")
+
+
 def make_label_smoothing(names):
     """Loss and gradient norm of micro-batch 0 with transformers' LabelSmoother; its causal shift is the Trainer's."""
     found = {}
@@ -630,5 +663,6 @@ if __name__ == "__main__":
         if not chosen or name in chosen:
             make_case(name, cls, config, tokens, seed)
     make_optimizers(chosen)
+    make_frozen(chosen)
     if not chosen:
         make_label_smoothing(["gpt2", "bert-mlm", "bert-cls", "bert-token-cls"])

@@ -18,9 +18,8 @@ use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
 use crate::head::HeadKind;
-use crate::layers::{
-    self, AttentionKind, linear_with_bias_if, linear_without_bias, rms_norm, split_heads,
-};
+use crate::layers::{self, AttentionKind, rms_norm, split_heads};
+use crate::linear::Linear;
 use crate::model::{Model, ModelInfo, Pooling};
 use crate::rotary::{ROTARY, Rotary, RotaryKeys, RotaryTable};
 use crate::weights::Weights;
@@ -201,7 +200,7 @@ impl Llama {
         let windows = windows(switches, &read, count)?;
         let mut keys = vec![RotaryKeys {
             may_be_partial: switches.is_fused,
-            may_be_scaled: !switches.is_fused,
+            is_default_or_long: switches.is_fused,
             ..ROTARY
         }];
         if switches.has_local_rotary {
@@ -353,7 +352,11 @@ impl Llama {
                 group: heads / kv_heads,
             };
             let to = (axis, width + 2 * kv_width);
-            let qkv = linear_with_bias_if(self.qkv_bias, weights, "qkv_proj", x, Axis::Embed, to)?;
+            let qkv = weights.linear(
+                "qkv_proj",
+                x,
+                Linear::new(Axis::Embed, to).with_bias_if(self.qkv_bias),
+            )?;
             let part = |start, size, heads| {
                 split_heads(&qkv.slice_dim(1, start, start + size)?, batch, heads)
             };
@@ -365,7 +368,11 @@ impl Llama {
         }
         let project = |name, axis, heads: usize| {
             let to = (axis, heads * head_dim);
-            let projected = linear_with_bias_if(self.qkv_bias, weights, name, x, Axis::Embed, to)?;
+            let projected = weights.linear(
+                name,
+                x,
+                Linear::new(Axis::Embed, to).with_bias_if(self.qkv_bias),
+            )?;
             split_heads(&projected, batch, heads)
         };
         Ok([
@@ -404,14 +411,23 @@ impl Llama {
         };
         let out = layers::attention(&q, &k, &v, batch, rng, kind)?; // [N, H * D]
         let to = (Axis::Embed, self.hidden_size);
-        linear_with_bias_if(self.output_bias, weights, "o_proj", &out, Axis::Heads, to)
+        weights.linear(
+            "o_proj",
+            &out,
+            Linear::new(Axis::Heads, to).with_bias_if(self.output_bias),
+        )
     }
 
     /// The gated MLP (Shazeer 2020): `down(act(gate(x)) * up(x))`, `[N, C]` of `x` `[N, C]`.
     fn mlp(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let f = self.intermediate_size;
-        let inner =
-            |name, to| linear_with_bias_if(self.mlp_bias, weights, name, x, Axis::Embed, to);
+        let inner = |name, to| {
+            weights.linear(
+                name,
+                x,
+                Linear::new(Axis::Embed, to).with_bias_if(self.mlp_bias),
+            )
+        };
         let (gate, up) = if self.switches.is_fused {
             let both = inner("gate_up_proj", (Axis::GateUp, 2 * f))?;
             (both.slice_dim(1, 0, f)?, both.slice_dim(1, f, 2 * f)?)
@@ -423,7 +439,11 @@ impl Llama {
         };
         let gated = self.activation.apply(&gate)?.mul(&up)?; // [N, F]
         let to = (Axis::Embed, self.hidden_size);
-        linear_with_bias_if(self.mlp_bias, weights, "down_proj", &gated, Axis::Mlp, to)
+        weights.linear(
+            "down_proj",
+            &gated,
+            Linear::new(Axis::Mlp, to).with_bias_if(self.mlp_bias),
+        )
     }
 }
 
@@ -460,20 +480,23 @@ impl Model for Llama {
         let logits = match self.info.head {
             HeadKind::SequenceClassification { labels } => {
                 let to = (Axis::Labels, labels);
-                return linear_without_bias(weights, "score", hidden, Axis::Embed, to);
+                return weights.linear(
+                    "score",
+                    hidden,
+                    Linear::new(Axis::Embed, to).without_bias(),
+                );
             }
             HeadKind::TokenClassification { labels } => {
                 let dropped = rng.dropout(hidden, self.classifier_dropout)?;
                 let to = (Axis::Labels, labels);
-                return layers::linear(weights, "score", &dropped, Axis::Embed, to);
-            }
-            HeadKind::CausalLm | HeadKind::MaskedLm if self.tied_head => {
-                let _scope = weights.trace().scope("lm_head");
-                hidden.matmul_transposed(&weights.tied("model.embed_tokens.weight")?)?
+                return weights.linear("score", &dropped, Linear::new(Axis::Embed, to));
             }
             HeadKind::CausalLm | HeadKind::MaskedLm => {
                 let to = (Axis::Vocab, self.info.vocab_size);
-                linear_without_bias(weights, "lm_head", hidden, Axis::Embed, to)?
+                let head = Linear::new(Axis::Embed, to)
+                    .without_bias()
+                    .tied_if(self.tied_head, "model.embed_tokens.weight");
+                weights.linear("lm_head", hidden, head)?
             }
         };
         let logits = match self.logit_divisor {

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
     let entries = all(store)?;
     if as_json {
-        println!("{}", Value::Array(entries.iter().map(describe).collect()));
+        outln!("{}", Value::Array(entries.iter().map(describe).collect()));
         return Ok(());
     }
     let mut table = Table::new("lllllrrrr");
@@ -48,9 +48,9 @@ pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
             Err(damage) => table.row([id, format!("unusable: {damage}")]),
         };
     }
-    print!("{}", table.render());
+    out!("{}", table.render());
     if entries.is_empty() {
-        println!("nothing is stored in {} yet", store.dir().display());
+        outln!("nothing is stored in {} yet", store.dir().display());
     }
     Ok(())
 }
@@ -102,7 +102,7 @@ pub fn stats(store: &Store, as_json: bool) -> Result<(), Error> {
             "with_executable": loadable, "bytes": total, "uses": uses, "compile_seconds": compiling,
             "compile_seconds_not_repeated": spared,
         });
-        println!("{value}");
+        outln!("{value}");
         return Ok(());
     }
     let mut table = Table::pairs();
@@ -117,6 +117,6 @@ pub fn stats(store: &Store, as_json: bool) -> Result<(), Error> {
     table.pair("loaded", format!("{uses} times"));
     table.pair("compiling took", seconds(compiling));
     table.pair("compiling not repeated", seconds(spared));
-    print!("{}", table.render());
+    out!("{}", table.render());
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::entries::{all, choose};
 use super::list::{describe, model};
 use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
 use crate::commands::Error;
-use crate::config::ShowForm;
+use crate::config::Flags;
 use crate::engine::failed;
 use crate::report::table::Table;
 use crate::report::units::{bytes, count, duration};
@@ -12,24 +12,24 @@ use crate::runtime::hlo::live_buffers;
 use crate::runtime::{Client, Library, OptionValue, Signature};
 use xtrain_graphs::{Graph, InputRole};
 
-pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
+pub fn show(store: &Store, id: &str, flags: &Flags) -> Result<(), Error> {
     let entries = all(store)?;
     let listed = choose(&entries, id, store)?;
     let mut entry = open(store, &listed.id)?;
-    match form {
-        ShowForm::Json => println!("{}", describe(listed)),
-        ShowForm::Text => print!("{}", text(store, listed, &mut entry)?),
-        ShowForm::Hlo => print!(
-            "{}",
-            hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
-        ),
-        ShowForm::StableHlo => print!(
-            "{}",
-            stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
-        ),
-        ShowForm::Memory => print!("{}", peak_text(store, listed, &mut entry)?),
-        ShowForm::OptimizedHlo => print!("{}", optimized(store, listed, &mut entry)?),
-    }
+    let text = if *flags.hlo {
+        hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+    } else if *flags.optimized_hlo {
+        optimized(store, listed, &mut entry)?
+    } else if *flags.stablehlo {
+        stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+    } else if *flags.peak_memory {
+        peak_text(store, listed, &mut entry)?
+    } else if *flags.json {
+        format!("{}\n", describe(listed))
+    } else {
+        text(store, listed, &mut entry)?
+    };
+    out!("{text}");
     Ok(())
 }
 
@@ -301,13 +301,14 @@ pub fn explain(store: &Store, older: Option<&str>, newer: &str) -> Result<(), Er
     );
     let (old, new) = (&old_entry.header, &new_entry.header);
     if old.phase != new.phase {
-        println!(
+        outln!(
             "graph: `{}` is another graph of the run than `{}`",
-            new.phase, old.phase
+            new.phase,
+            old.phase
         );
         return Ok(());
     }
-    println!(
+    outln!(
         "{}",
         Explanation::new(
             (&old.key, &old.origin),

@@ -8,7 +8,7 @@ use crate::cache::{
 };
 use crate::commands::Error;
 use crate::commands::output_file::{announce, check_output};
-use crate::config::{Device, DevicePlan, PruneRules};
+use crate::config::{Device, DevicePlan, Flags};
 use crate::engine::device::open_device;
 use crate::engine::failed;
 use crate::parallel::Mesh;
@@ -23,7 +23,7 @@ use xtrain_graphs::Graph;
 pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), Error> {
     let entries = all(store)?;
     if entries.is_empty() && ids.is_empty() {
-        println!("nothing is stored in {} yet", store.dir().display());
+        outln!("nothing is stored in {} yet", store.dir().display());
         return Ok(());
     }
     let entries = chosen(&entries, ids, store)?;
@@ -50,9 +50,9 @@ pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), 
             Err(_) => bad += 1,
         }
         let text = verdict.unwrap_or_else(|damage| format!("DAMAGED: {damage}"));
-        println!("{}  {text}", short(&entry.id));
+        outln!("{}  {text}", short(&entry.id));
     }
-    println!("{good} good, {bad} damaged");
+    outln!("{good} good, {bad} damaged");
     match bad {
         0 => Ok(()),
         _ => Err(Error::failed(format!(
@@ -142,14 +142,14 @@ fn check(
 }
 
 /// Removes what the rules name; in a dry run only says so.
-pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
-    let compiler = if rules.stale_compiler {
+pub fn prune(store: &Store, rules: &Flags) -> Result<(), Error> {
+    let compiler = if *rules.stale_compiler {
         Some(Library::open().map_err(failed("opening the XLA library"))?)
     } else {
         None
     };
     let entries = all(store)?;
-    let of_device = |entry: &&Listed| match (&rules.device, &entry.header) {
+    let of_device = |entry: &&Listed| match (&*rules.only_device, &entry.header) {
         (None, _) => true,
         (Some(device), Ok(header)) => header
             .key
@@ -184,7 +184,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     let (mut gone, mut freed, mut failures) = (0, 0, Vec::new());
     for entry in &doomed {
         let path = store.path(&entry.id);
-        let removed = if rules.dry_run {
+        let removed = if *rules.dry_run {
             Ok(())
         } else {
             store.remove(&entry.id)
@@ -193,7 +193,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
             // Another process has removed it first.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => {
-                eprintln!("warning: cannot remove {}: {error}", path.display());
+                errln!("warning: cannot remove {}: {error}", path.display());
                 failures.push(error);
                 continue;
             }
@@ -204,14 +204,14 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
             .header
             .as_ref()
             .map_or("unusable".to_string(), |header| header.phase.clone());
-        println!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
+        outln!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
     }
-    let verb = if rules.dry_run {
+    let verb = if *rules.dry_run {
         "would remove"
     } else {
         "removed"
     };
-    println!(
+    outln!(
         "{verb} {gone} of {} stored graphs, {}",
         entries.len(),
         bytes(freed)
@@ -241,7 +241,7 @@ pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) ->
         let whole = stored.and_then(|mut stored| stored.check_all());
         match (whole, ids.is_empty()) {
             (Ok(_), _) => good.push(entry.id.as_str()),
-            (Err(damage), true) => eprintln!("warning: leaving {} out: {damage}", entry.id),
+            (Err(damage), true) => errln!("warning: leaving {} out: {damage}", entry.id),
             (Err(damage), false) => {
                 return Err(Error::failed(format!(
                     "{} is not usable: {damage}",
@@ -271,14 +271,15 @@ pub fn import(store: &Store, file: &Path) -> Result<(), Error> {
     let imported = archive::import(store, file)
         .map_err(|e| Error::because(format!("reading {}", file.display()), e))?;
     for (name, reason) in &imported.refused {
-        eprintln!("warning: leaving {name} out: {reason}");
+        errln!("warning: leaving {name} out: {reason}");
     }
-    println!(
+    outln!(
         "took {} stored graphs, {} were here already",
-        imported.taken, imported.known
+        imported.taken,
+        imported.known
     );
     if imported.tuned > 0 {
-        println!("took measurements of {} kernels", imported.tuned);
+        outln!("took measurements of {} kernels", imported.tuned);
     }
     match imported.refused.len() {
         0 => Ok(()),

@@ -97,11 +97,11 @@ fn check_all(emitted: &[Emitted], target: Target) -> Result<(), Error> {
     {
         let report = conformance::check(module, target).map_err(failed("reading a module"))?;
         match report.violations.len() {
-            0 => println!(
+            0 => outln!(
                 "{graph:12} {} instructions, all known to compile for {name}",
                 report.instructions
             ),
-            n => println!(
+            n => outln!(
                 "{graph:12} {n} of {} instructions break a rule of {name}",
                 report.instructions
             ),
@@ -110,7 +110,7 @@ fn check_all(emitted: &[Emitted], target: Target) -> Result<(), Error> {
             .violations
             .iter()
             .take(SHOWN)
-            .for_each(|violation| println!("  {violation}"));
+            .for_each(|violation| outln!("  {violation}"));
         broken += report.violations.len();
     }
     match broken {
@@ -162,8 +162,8 @@ fn export_all(
         compiler.flags()
     );
     write(&dir.join(COMMANDS), text.as_bytes())?;
-    commands.iter().for_each(|command| println!("{command}"));
-    eprintln!(
+    commands.iter().for_each(|command| outln!("{command}"));
+    errln!(
         "wrote {} graphs to {}; the commands are meant to be run there, and stand in {COMMANDS} too",
         emitted.len(),
         dir.display()

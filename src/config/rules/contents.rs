@@ -15,6 +15,7 @@ use crate::config::sources;
 use crate::data::{self, LabelMap, MissingColumn};
 use crate::tasks::{self, Task};
 use crate::trainer::step::placements;
+use crate::trainer::trained::Trained;
 use std::path::Path;
 use xtrain_graphs::optim::ADAMW;
 use xtrain_models::{Config, HeadKind, MODEL_TYPES, Model, is_encoder, presets};
@@ -30,7 +31,9 @@ pub fn data_files_have_their_columns(flags: &Flags) -> Verdict {
     for (files, is_read, needs_labels) in [
         (&flags.train_file, trains, true),
         (&flags.validation_file, flags.evaluates(), true),
+        (&flags.validation_mismatched_file, flags.evaluates(), true),
         (&flags.test_file, flags.predicts(), false),
+        (&flags.test_mismatched_file, flags.predicts(), false),
     ] {
         let files = is_read.then(|| (files.name(), local_files(files)));
         for (name, path) in files
@@ -238,6 +241,16 @@ pub fn mesh_divides_the_model(flags: &Flags) -> Verdict {
         ),
         Ok(_) => Ok(()),
     }
+}
+
+/// What `--freeze` and `--train_only` name is in the model, and leaves something to train.
+pub fn trained_parameters_are_the_models(flags: &Flags) -> Verdict {
+    let chosen = Trained::new(&flags.freeze, &flags.train_only);
+    let chosen = chosen.and_then(|trained| match built(flags) {
+        Some(Ok(model)) if flags.trains() => trained.choose(&*model),
+        _ => Ok(()),
+    });
+    chosen.or_else(|error| refuse(error.to_string(), error.hint()))
 }
 
 /// Examples are not longer than the model's positions.

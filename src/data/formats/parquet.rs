@@ -286,7 +286,7 @@ fn cell(field: &Field) -> Cell {
         },
         Field::Bool(value) => Cell::Number(value.to_string()),
         Field::Float16(value) => Cell::fraction(value.to_f64()),
-        Field::Float(value) => Cell::Number(format!("{value:?}")),
+        Field::Float(value) => Cell::fraction((*value).into()),
         Field::Double(value) => Cell::fraction(*value),
         Field::Date(_)
         | Field::TimeMillis(_)

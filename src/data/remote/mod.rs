@@ -27,6 +27,7 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use super::error::{Error, Result};
+use crate::report::printable::with_causes;
 
 /// Bytes that one request asks for.
 const PIECE: u64 = 4 << 20;
@@ -338,7 +339,7 @@ fn explain(url: &Path, error: object_store::Error) -> Error {
         Cause::Precondition { .. } => Error::ObjectChanged { url },
         Cause::NotSupported { .. } => Error::NoRanges { url },
         other => {
-            let reason = whole_story(&other);
+            let reason = with_causes(&other);
             if reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential") {
                 Error::ObjectForbidden {
                     hint: access_hint(&url),
@@ -358,20 +359,6 @@ fn access_hint(url: &Path) -> &'static str {
     } else {
         "only files that anybody may read can be streamed over HTTP; download this one first"
     }
-}
-
-/// An error and its causes, each once; some print their cause themselves.
-fn whole_story(error: &dyn std::error::Error) -> String {
-    let mut story = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !story.contains(&text) {
-            story = format!("{story}: {text}");
-        }
-        cause = error.source();
-    }
-    story
 }
 
 #[cfg(test)]

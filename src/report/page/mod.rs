@@ -1,15 +1,14 @@
-//! What `xtrain report` writes of runs: one page of HTML that needs no network, the same as
-//! Markdown, and the numbers as JSON.
+//! The reports of `xtrain report`: one page of HTML that needs no network, the same as Markdown, and the
+//! numbers as JSON.
 //!
-//! `report` has the runs with their numbers, `tables` what both pages say in tables, `charts` the
-//! drawings, `picture` the losses as PNG. `card` is the model card of one run.
+//! `report` has the runs with their numbers, `tables` the tables of both pages, `charts` the
+//! drawings. `card` is the model card of one run.
 
 mod card;
 mod charts;
 mod html;
 mod json;
 mod markdown;
-mod picture;
 mod report;
 mod summary;
 mod tables;
@@ -18,6 +17,5 @@ pub use card::{card, is_generated};
 pub use html::{html, plain};
 pub use json::json;
 pub use markdown::markdown;
-pub use picture::png;
 pub use report::Report;
 pub use summary::{rank, result, speed, summary};

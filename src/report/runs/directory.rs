@@ -4,14 +4,16 @@ use super::log::{note_left_out, number};
 use super::{DEVICE_MEMORY, GraphUse, Place, Point, Process, Run, Source, interpolated};
 use crate::report::accounting::Part;
 use crate::report::records::LOG_FILE;
-use crate::report::telemetry::{Event, MOST_EVENTS, ProcessEvent, StepEvent, TELEMETRY_FILE, host};
+use crate::report::telemetry::{
+    Event, MOST_EVENTS, ProcessEvent, StepEvent, TELEMETRY_FILE, file_of_rank, host,
+};
 use crate::report::{files, json};
 use serde_json::{Map, Value};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Hands the values of a file's lines over, one by one. What is no JSON is left out and noted; a
-/// last line without its end is one that is being written. A file that lacks has no lines.
+/// Passes the values of a file's lines on, one by one. Lines that are no JSON are left out and noted; a
+/// last line without its end is still being written. A missing file has no lines.
 fn each_line<T: serde::de::DeserializeOwned>(
     run: &mut Run,
     name: &str,
@@ -48,10 +50,16 @@ fn each_line<T: serde::de::DeserializeOwned>(
     }
 }
 
+/// Reads the telemetry of one process of a job.
+pub fn read_rank(dir: &Path, rank: usize) -> Run {
+    let mut run = Run::new(dir.into(), Source::Directory);
+    telemetry(&mut run, &file_of_rank(rank));
+    run
+}
+
 /// Reads a directory that has a log or telemetry.
 pub fn read(dir: &Path) -> Run {
-    let mut run = Run::new(dir.into(), Source::Directory);
-    telemetry(&mut run);
+    let mut run = read_rank(dir, 0);
     if run.processes.is_empty() {
         run.problems.push(format!(
             "there is no {TELEMETRY_FILE}: time, tokens, memory and where the time went are not known"
@@ -78,6 +86,9 @@ pub fn read(dir: &Path) -> Run {
             .iter()
             .filter_map(|(key, value)| Some((key.clone(), number(value)?)));
         not_finite += run.add(place, values);
+        if record.contains_key("eval_loss") {
+            run.evaluation = Some(record);
+        }
     });
     if run.records == 0 {
         run.problems.push(format!("{LOG_FILE} has no record yet"));
@@ -115,18 +126,18 @@ fn of_last_run(events: Vec<Event>) -> Vec<Event> {
     events.into_iter().skip(first.unwrap_or(0)).collect()
 }
 
-fn telemetry(run: &mut Run) {
+fn telemetry(run: &mut Run, name: &str) {
     let (mut events, mut too_many) = (Vec::new(), 0);
-    each_line(run, TELEMETRY_FILE, |_, event: Event| {
-        if events.len() < MOST_EVENTS {
-            events.push(event);
-        } else {
-            too_many += 1;
+    each_line(run, name, |_, event: Event| {
+        if events.len() == MOST_EVENTS {
+            // The first one begins the run.
+            too_many += events.drain(1..MOST_EVENTS / 2).count();
         }
+        events.push(event);
     });
     if too_many > 0 {
         run.problems.push(format!(
-            "{TELEMETRY_FILE}: the last {too_many} events are left out: there are more than {MOST_EVENTS}"
+            "{name}: {too_many} events after the first are left out: there are more than {MOST_EVENTS}"
         ));
     }
     let events = of_last_run(events);
@@ -149,12 +160,22 @@ fn telemetry(run: &mut Run) {
             run.total_steps = Some(total_steps as f64);
             run.is_running = started_on == this_host && Path::new(&format!("/proc/{pid}")).exists();
             run.processes.push(Process {
+                pid,
+                host: started_on,
                 started: time,
                 last: time,
+                recorded: time,
                 facts: ProcessEvent {
-                    device,
+                    device: device.clone(),
                     ..ProcessEvent::default()
                 },
+                device,
+                step: StepEvent {
+                    step,
+                    total_steps,
+                    ..StepEvent::default()
+                },
+                earlier_graphs: run.graphs.len(),
                 ..Process::default()
             });
             continue;
@@ -167,6 +188,7 @@ fn telemetry(run: &mut Run) {
             Event::Process(facts) => {
                 process.started = facts.started;
                 process.last = process.last.max(facts.time);
+                process.recorded = facts.time;
                 run.settings = facts.settings.clone();
                 process.facts = *facts;
             }
@@ -180,6 +202,7 @@ fn telemetry(run: &mut Run) {
                 reason,
             } => {
                 process.last = process.last.max(time);
+                process.recorded = time;
                 run.graphs.push(GraphUse {
                     name,
                     id,
@@ -193,9 +216,15 @@ fn telemetry(run: &mut Run) {
                 process.last = process.last.max(account.time);
                 process.parts = account.parts;
                 process.outcome = account.outcome;
+                if process.outcome.is_some() {
+                    process.recorded = account.time;
+                }
                 run.is_running &= process.outcome.is_none();
             }
-            Event::End { time, .. } => process.last = process.last.max(time),
+            Event::End { time, .. } => {
+                process.last = process.last.max(time);
+                (process.recorded, process.has_ended) = (time, true);
+            }
         }
     }
     for process in &mut run.processes {
@@ -224,11 +253,22 @@ fn take_step(run: &mut Run, step: &StepEvent, before: f64) {
         seconds: before + step.time - process.started,
     };
     let steps = (step.step as f64 - run.last_step.max(0.0)).max(0.0);
+    let seconds = steps * (step.step_seconds - step.compile_seconds);
+    let tokens = steps * step.tokens_per_second * step.step_seconds;
+    if process.steps > 0.0 {
+        process.later.steps += steps;
+        process.later.tokens += tokens;
+        process.later.seconds += seconds;
+    }
     process.steps += steps;
-    process.step_seconds += steps * (step.step_seconds - step.compile_seconds);
-    process.tokens += steps * step.tokens_per_second * step.step_seconds;
+    process.step_seconds += seconds;
+    process.tokens += tokens;
     process.flops += steps * step.model_tflops * 1e12 * step.step_seconds;
     run.last_step = place.step;
+    process.recorded = step.time;
+    let loss = step.loss.map(|loss| (place.step, loss));
+    process.curve.extend(loss);
+    process.step = step.clone();
     let mut add = |key: &str, value: f64| {
         let point = Point { place, value };
         run.series.entry(key.into()).or_default().push(point);
@@ -242,7 +282,7 @@ fn take_step(run: &mut Run, step: &StepEvent, before: f64) {
         .iter()
         .filter_map(|device| device.peak_bytes)
         .fold(0, i64::saturating_add);
-    // What is in use at a record says little: only whether the next step has begun.
+    // The memory in use at a record only shows whether the next step has begun.
     let most = if peak > 0 { peak } else { memory };
     if most > 0 {
         add(DEVICE_MEMORY, most as f64);

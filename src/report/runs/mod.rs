@@ -7,7 +7,7 @@
 
 pub mod checkpoints;
 mod dictionary;
-mod directory;
+pub mod directory;
 mod log;
 pub mod losses;
 pub mod numbers;
@@ -15,7 +15,8 @@ mod read;
 
 pub use read::{Error, read, runs_in};
 
-use super::telemetry::ProcessEvent;
+use super::telemetry::{ProcessEvent, StepEvent};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -114,9 +115,17 @@ pub struct Point {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
     pub facts: ProcessEvent,
+    /// The process, its machine and its kind of device.
+    pub pid: u32,
+    pub host: String,
+    pub device: String,
     /// When it started and when it was last known to run, in seconds since 1970.
     pub started: f64,
     pub last: f64,
+    /// The time of its last record, but for accounts, which a process writes that does not get on too.
+    pub recorded: f64,
+    /// It has left the loop.
+    pub has_ended: bool,
     /// Seconds by [`super::accounting::Part::key`]; empty where the process wrote no account.
     pub parts: BTreeMap<String, f64>,
     pub outcome: Option<String>,
@@ -126,6 +135,22 @@ pub struct Process {
     pub tokens: f64,
     pub flops: f64,
     pub steps: f64,
+    /// The same without its first record, whose step made the graphs ready.
+    pub later: Pace,
+    /// Its last step record; before the first, where it began.
+    pub step: StepEvent,
+    /// Steps with their losses.
+    pub curve: Vec<(f64, f64)>,
+    /// Graphs of the run that were ready before it.
+    pub earlier_graphs: usize,
+}
+
+/// Steps with their tokens and their seconds without compiling.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    pub steps: f64,
+    pub tokens: f64,
+    pub seconds: f64,
 }
 
 impl Process {
@@ -162,8 +187,9 @@ pub struct Run {
     pub processes: Vec<Process>,
     pub graphs: Vec<GraphUse>,
     pub settings: BTreeMap<String, String>,
-    /// Records that were read.
+    /// Records that were read, and the last one of an evaluation.
     pub records: usize,
+    pub evaluation: Option<Map<String, Value>>,
     /// The last step, and how many there are to make.
     pub last_step: f64,
     pub total_steps: Option<f64>,
@@ -191,6 +217,7 @@ impl Run {
             graphs: Vec::new(),
             settings: BTreeMap::new(),
             records: 0,
+            evaluation: None,
             last_step: f64::NAN,
             total_steps: None,
             is_running: false,

@@ -1,7 +1,7 @@
-//! What `xtrain top` shows: one run's state, gathered from its output directory, and the machine's
+//! The screen of `xtrain top`: one run's state, gathered from its output directory, and the machine's
 //! devices beside it.
 //!
-//! `snapshot` reads the run, `processes` what its ranks use, `devices` the hardware (Neuron's files, neuron-monitor, nvidia-smi),
+//! `snapshot` reads the run, `processes` the use of this machine by its ranks, `devices` the hardware (Neuron's files, neuron-monitor, nvidia-smi),
 //! `view` draws both.
 
 pub mod devices;

@@ -1,9 +1,9 @@
 //! The state of a run, from the files that it writes.
 
 use super::devices::DeviceUse;
-use crate::report::records::LOG_FILE;
-use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE, file_of_rank, host, latest, now};
-use crate::report::{files, json};
+use crate::report::files;
+use crate::report::runs::{GraphUse, Process, Run, directory};
+use crate::report::telemetry::{StepEvent, TELEMETRY_FILE, host, now};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -80,7 +80,7 @@ pub struct Rank {
     pub memory_bytes: Option<u64>,
 }
 
-/// What the cache of compiled graphs did.
+/// The graphs that were compiled and loaded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Graphs {
     pub compiled: u64,
@@ -95,131 +95,93 @@ impl Snapshot {
     /// Reads a run's directory. Only a directory without telemetry is an error: there is no run to
     /// show.
     pub fn read(output_dir: &Path) -> io::Result<Snapshot> {
-        let (events, now) = (latest(&output_dir.join(TELEMETRY_FILE))?, now());
-        let log = files::lines(&output_dir.join(LOG_FILE));
-        let records = log.into_iter().flatten().map_while(Result::ok);
-        let records = records.filter_map(|line| json::of_line(&line.bytes));
+        files::open(&output_dir.join(TELEMETRY_FILE))?;
         let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
-        let mut snapshot = Snapshot::of(output_dir, &events, records, now, lives);
-        let processes = events.iter().rev().find_map(|event| match event {
-            Event::Process(process) => Some(process.processes),
-            _ => None,
-        });
-        // What an earlier, larger job left is none of this run.
-        for rank in ranks_in(output_dir, processes.unwrap_or(1)) {
-            let Ok(events) = latest(&output_dir.join(file_of_rank(rank))) else {
-                continue;
-            };
-            let other = Snapshot::of(output_dir, &events, [], now, lives);
-            let process = other.ranks.into_iter();
-            snapshot
-                .ranks
-                .extend(process.map(|process| Rank { rank, ..process }));
+        let (run, now) = (directory::read(output_dir), now());
+        let mut snapshot = Snapshot::of(&run, now, lives);
+        // The files that an earlier, larger job left are none of this run.
+        let processes = run.processes.last().map_or(1, |last| last.facts.processes);
+        for rank in ranks_in(output_dir, processes) {
+            let other = directory::read_rank(output_dir, rank);
+            let process = other.processes.last();
+            let process = process.map(|process| Rank::of(rank, process, now, lives));
+            snapshot.ranks.extend(process);
         }
         Ok(snapshot)
     }
 
-    /// From events and log, at a time; `lives` says whether there is a process of this number here.
-    fn of(
-        output_dir: &Path,
-        events: &[Event],
-        records: impl IntoIterator<Item = Map<String, Value>>,
-        now: f64,
-        lives: impl Fn(u32) -> bool,
-    ) -> Snapshot {
-        let mut snapshot = Snapshot {
-            output_dir: output_dir.into(),
-            ..Snapshot::default()
+    /// A run at a time; `lives` says whether there is a process of this number here.
+    fn of(run: &Run, now: f64, lives: impl Fn(u32) -> bool) -> Snapshot {
+        let none = Process {
+            recorded: now,
+            ..Process::default()
         };
-        let (mut ended, mut is_here, mut last) = (false, false, now);
-        let mut on = String::new();
-        for event in events {
-            match event {
-                Event::Start {
-                    time,
-                    pid,
-                    host: started_on,
-                    device,
-                    step,
-                    total_steps,
-                } => {
-                    (snapshot.pid, snapshot.device) = (*pid, device.clone());
-                    (snapshot.step.step, snapshot.step.total_steps) = (*step, *total_steps);
-                    (is_here, last) = (*started_on == host(), *time);
-                    on = started_on.clone();
-                }
-                Event::Step(step) => {
-                    snapshot
-                        .curve
-                        .extend(step.loss.map(|loss| (step.step as f64, loss)));
-                    last = step.time;
-                    snapshot.step = step.clone();
-                }
-                Event::Graph {
-                    time,
-                    name,
-                    id,
-                    loaded,
-                    seconds,
-                    ..
-                } => {
-                    snapshot.graphs.add(name, id, *loaded, *seconds);
-                    last = *time;
-                }
-                Event::End { time, .. } => (ended, last) = (true, *time),
-                Event::Process(process) => last = process.time,
-                // Written whether the run gets on or not, until it ends.
-                Event::Account(account) => {
-                    if account.outcome.is_some() {
-                        last = account.time;
-                    }
-                }
-            }
+        let process = run.processes.last().unwrap_or(&none);
+        let rank = Rank::of(0, process, now, lives);
+        let step = process.step.clone();
+        let has_pace = rank.state == State::Running && step.step_seconds > 0.0;
+        let left = step.total_steps.saturating_sub(step.step) as f64 * step.step_seconds;
+        let evaluated: Vec<(f64, f64)> = run
+            .points("eval_loss")
+            .iter()
+            .map(|point| (point.place.step, point.value))
+            .collect();
+        let best = evaluated.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        // Every n-th is enough to draw.
+        let thinned = |curve: &[(f64, f64)]| {
+            let stride = curve.len().div_ceil(CURVE).max(1);
+            curve.iter().copied().step_by(stride).collect()
+        };
+        let mut graphs = Graphs::default();
+        run.graphs[process.earlier_graphs..]
+            .iter()
+            .for_each(|graph| graphs.add(graph));
+        Snapshot {
+            output_dir: run.path.clone(),
+            state: rank.state,
+            device: process.device.clone(),
+            pid: process.pid,
+            seconds_left: has_pace.then_some(left),
+            seconds_silent: rank.seconds_silent,
+            graphs,
+            eval: run.evaluation.clone(),
+            best_eval: best.map(|(step, loss)| BestEval {
+                step: *step as u64,
+                loss: *loss,
+            }),
+            ranks: vec![rank],
+            curve: thinned(&process.curve),
+            eval_curve: thinned(&evaluated),
+            hardware: Vec::new(),
+            step,
         }
-        let step = &snapshot.step;
+    }
+}
+
+impl Rank {
+    fn of(rank: usize, process: &Process, now: f64, lives: impl Fn(u32) -> bool) -> Rank {
+        let step = &process.step;
         let is_done = step.total_steps > 0 && step.step >= step.total_steps;
-        snapshot.state = if is_done && ended {
+        let is_here = process.host == host();
+        let state = if is_done && process.has_ended {
             State::Finished
-        } else if ended || (is_here && !lives(snapshot.pid)) {
+        } else if process.has_ended || (is_here && !lives(process.pid)) {
             State::Stopped
         } else if is_here {
             State::Running
         } else {
             State::Unknown
         };
-        if snapshot.state == State::Running && step.step_seconds > 0.0 {
-            snapshot.seconds_left =
-                Some(step.total_steps.saturating_sub(step.step) as f64 * step.step_seconds);
-        }
-        snapshot.seconds_silent = (now - last).max(0.0);
-        snapshot.ranks.push(Rank {
-            rank: 0,
-            host: on,
-            pid: snapshot.pid,
-            state: snapshot.state,
-            step: snapshot.step.step,
-            step_seconds: snapshot.step.step_seconds,
-            seconds_silent: snapshot.seconds_silent,
+        Rank {
+            rank,
+            host: process.host.clone(),
+            pid: process.pid,
+            state,
+            step: step.step,
+            step_seconds: step.step_seconds,
+            seconds_silent: (now - process.recorded).max(0.0),
             ..Rank::default()
-        });
-        let is_eval = |record: &Map<String, Value>| record.contains_key("eval_loss");
-        for record in records.into_iter().filter(is_eval) {
-            let number = |key: &str| record.get(key).and_then(Value::as_f64);
-            if let (Some(loss), Some(step)) = (number("eval_loss"), number("step")) {
-                snapshot.eval_curve.push((step, loss));
-                if snapshot.best_eval.is_none_or(|best| loss < best.loss) {
-                    let step = step as u64;
-                    snapshot.best_eval = Some(BestEval { step, loss });
-                }
-            }
-            snapshot.eval = Some(record);
         }
-        for curve in [&mut snapshot.curve, &mut snapshot.eval_curve] {
-            // Every n-th is enough to draw.
-            let stride = curve.len().div_ceil(CURVE).max(1);
-            *curve = curve.iter().copied().step_by(stride).collect();
-        }
-        snapshot
     }
 }
 
@@ -243,15 +205,18 @@ fn ranks_in(output_dir: &Path, processes: usize) -> BTreeSet<usize> {
 }
 
 impl Graphs {
-    fn add(&mut self, name: &str, id: &str, loaded: bool, seconds: f64) {
-        let (count, time) = if loaded {
+    fn add(&mut self, graph: &GraphUse) {
+        let GraphUse {
+            name, id, seconds, ..
+        } = graph;
+        let (count, time) = if graph.loaded {
             (&mut self.loaded, &mut self.load_seconds)
         } else {
             (&mut self.compiled, &mut self.compile_seconds)
         };
         *count += 1;
         *time += seconds;
-        let verb = if loaded { "loaded" } else { "compiled" };
+        let verb = if graph.loaded { "loaded" } else { "compiled" };
         self.events.push(format!(
             "{verb} {name} in {seconds:.1} s ({})",
             id.get(..12).unwrap_or(id)
@@ -262,7 +227,8 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::telemetry::ProcessEvent;
+    use crate::report::records::LOG_FILE;
+    use crate::report::telemetry::{Event, ProcessEvent, file_of_rank};
 
     fn start(host: String) -> Event {
         Event::Start {
@@ -286,19 +252,21 @@ mod tests {
         })
     }
 
+    fn write(dir: &Path, rank: usize, events: &[Event]) {
+        let lines = events
+            .iter()
+            .map(|e| serde_json::to_string(e).unwrap() + "\n");
+        std::fs::write(dir.join(file_of_rank(rank)), lines.collect::<String>()).unwrap();
+    }
+
     fn snapshot(events: &[Event], lives: bool) -> Snapshot {
-        Snapshot::of(
-            Path::new("out"),
-            events,
-            [
-                r#"{"eval_loss":3.25,"step":2}"#,
-                r#"{"eval_loss":null,"step":3}"#,
-                r#"{"eval_loss":3.5,"step":4}"#,
-            ]
-            .map(|line| serde_json::from_str(line).unwrap()),
-            110.0,
-            |pid| pid == 42 && lives,
-        )
+        let dir = tempfile::tempdir().unwrap();
+        let log = "{\"eval_loss\":3.25,\"step\":2}\n{\"eval_loss\":null,\"step\":3}\n{\"eval_loss\":3.5,\"step\":4}\n";
+        std::fs::write(dir.path().join(LOG_FILE), log).unwrap();
+        write(dir.path(), 0, events);
+        Snapshot::of(&directory::read(dir.path()), 110.0, |pid| {
+            pid == 42 && lives
+        })
     }
 
     #[test]
@@ -347,21 +315,16 @@ mod tests {
                 ..ProcessEvent::default()
             }))
         };
-        let write = |rank: usize, events: &[Event]| {
-            let lines = events.iter().map(|e| serde_json::to_string(e).unwrap());
-            let text: Vec<String> = lines.collect();
-            std::fs::write(dir.path().join(file_of_rank(rank)), text.join("\n")).unwrap();
-        };
         let ranks = || -> Vec<usize> {
             let ranks = Snapshot::read(dir.path()).unwrap().ranks;
             ranks.iter().map(|rank| rank.rank).collect()
         };
         for rank in [2, 10, 3] {
-            write(rank, &[start(host())]);
+            write(dir.path(), rank, &[start(host())]);
         }
         // A number that no machine has files for is not counted to.
         for (processes, expected) in [(4, vec![0, 2, 3]), (usize::MAX, vec![0, 2, 3, 10])] {
-            write(0, &[start(host()), process(processes)]);
+            write(dir.path(), 0, &[start(host()), process(processes)]);
             assert_eq!(ranks(), expected);
         }
     }
@@ -397,7 +360,8 @@ mod tests {
 
     #[test]
     fn long_runs_are_thinned_out() {
-        let events: Vec<Event> = (0..5000).map(|i| step(100.0, i)).collect();
+        let steps = (0..5000).map(|i| step(100.0, i));
+        let events: Vec<Event> = [start(host())].into_iter().chain(steps).collect();
         let curve = snapshot(&events, true).curve;
         assert!(
             curve.len() <= CURVE && curve[0] == (0.0, 4.0),

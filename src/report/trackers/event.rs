@@ -2,6 +2,7 @@
 //! and hyperparameters need, and the records (TFRecord: length, checksum, message, checksum) that
 //! they are written in.
 
+use crc_fast::CrcAlgorithm;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::io;
@@ -167,7 +168,7 @@ impl Value {
         }
     }
 
-    /// What the hyperparameter plugin reads.
+    /// Data of the hyperparameter plugin.
     pub fn hparams(tag: &str, data: &HParams) -> Value {
         let shape = Shape {
             dim: vec![Dim { size: 0 }],
@@ -235,29 +236,11 @@ pub fn read(mut bytes: &[u8]) -> io::Result<Vec<Event>> {
     Ok(events)
 }
 
-/// TFRecord's checksum: CRC-32C, turned so that checksums of checksums stay good ones.
+/// TFRecord's checksum: CRC-32C, rotated so that checksums of checksums stay good ones.
 fn masked_crc32c(bytes: &[u8]) -> u32 {
-    let crc = !bytes.iter().fold(!0u32, |crc, byte| {
-        (crc >> 8) ^ CRC_TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize]
-    });
+    let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
-
-const CRC_TABLE: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut i = 0;
-    while i < 256 {
-        let (mut crc, mut bit) = (i as u32, 0);
-        while bit < 8 {
-            // Castagnoli's polynomial, reflected.
-            crc = (crc >> 1) ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
-            bit += 1;
-        }
-        table[i] = crc;
-        i += 1;
-    }
-    table
-};
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,10 @@
-//! Experiment trackers (`--report_to`): each gets what a run is at its start, then every record.
+//! Experiment trackers (`--report_to`): each gets a description of the run, then every record.
 
 pub mod event;
 mod mlflow;
 mod tensorboard;
 
-pub use mlflow::Mlflow;
-pub use tensorboard::TensorBoard;
+pub use tensorboard::{KIND as TENSORBOARD, TensorBoard};
 
 use super::printable::quotable;
 use super::progress::say;
@@ -15,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// What a run is, for a tracker.
+/// The description of a run for a tracker.
 pub struct RunDescription {
     /// Settings by name, as typed or by default.
     pub settings: BTreeMap<String, String>,
@@ -39,13 +38,45 @@ impl RunDescription {
     }
 }
 
-/// An error of the system's with the path that it is about, which tells a user more than its words.
+/// Adds the path to a system error, which does not name it.
 fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
     move |error| {
         io::Error::new(
             error.kind(),
             format!("cannot write {}: {error}", path.display()),
         )
+    }
+}
+
+/// The places of a run that its trackers use.
+pub struct Destination<'a> {
+    pub output_dir: &'a Path,
+    /// Of event files; `None`: below the output directory.
+    pub logging_dir: Option<&'a Path>,
+    pub run_name: &'a str,
+}
+
+/// A tracker that `--report_to` names. A new one is a file with its kind, and a row of [`KINDS`].
+pub struct TrackerKind {
+    pub name: &'static str,
+    /// `--report_to all` includes it.
+    pub is_set_up: fn() -> bool,
+    /// Begins or resumes a run. The errors of one that cannot be reached or written.
+    pub start: fn(&Destination, &RunDescription) -> io::Result<Box<dyn Tracker>>,
+}
+
+/// Every kind, in the order of messages.
+pub static KINDS: &[&TrackerKind] = &[&tensorboard::KIND, &mlflow::KIND];
+
+impl PartialEq for TrackerKind {
+    fn eq(&self, other: &TrackerKind) -> bool {
+        self.name == other.name
+    }
+}
+
+impl std::fmt::Debug for TrackerKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
     }
 }
 
@@ -89,7 +120,7 @@ impl Trackers {
         self.each(|tracker| tracker.record(record));
     }
 
-    /// Ends them; what is recorded later goes nowhere.
+    /// Ends them; later records are dropped.
     pub fn end(&mut self, end: RunEnd) {
         self.each(|tracker| tracker.end(end));
         self.0.clear();
@@ -111,7 +142,7 @@ impl Trackers {
 }
 
 impl Drop for Trackers {
-    /// Whoever ends well has ended them before.
+    /// A successful run has ended them before.
     fn drop(&mut self) {
         self.end(RunEnd::Failed);
     }

@@ -5,13 +5,22 @@ use super::event::{
     self, Event, HParams, HParamsEnd, HParamsStart, Parameter, ParameterKind, SESSION_START,
     SessionLog, Summary, Value, What,
 };
-use super::{RunDescription, RunEnd, Tracker, cannot_write};
+use super::{RunDescription, RunEnd, Tracker, TrackerKind, cannot_write};
 use crate::report::records::Record;
 use crate::report::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+pub static KIND: TrackerKind = TrackerKind {
+    name: "tensorboard",
+    is_set_up: || true,
+    start: |to, run| {
+        let board = TensorBoard::start(to.output_dir, to.logging_dir, run)?;
+        Ok(Box::new(board))
+    },
+};
 
 /// How the names of event files begin.
 const PREFIX: &str = "events.out.tfevents.";
@@ -21,8 +30,8 @@ pub struct TensorBoard(File);
 
 impl TensorBoard {
     /// Begins an event file for a run of `output_dir`: in `logging_dir` or, as transformers has it,
-    /// in `runs/<time>_<host>` of the output directory. A resumed run goes on beside its last
-    /// file, and what that has of later steps is void from then on.
+    /// in `runs/<time>_<host>` of the output directory. A resumed run writes beside its last
+    /// file, whose later steps are void from then on.
     ///
     /// # Errors
     /// If the directory or the file cannot be made.
@@ -47,7 +56,7 @@ impl TensorBoard {
         let name = format!("{PREFIX}{seconds:010}.{}.{}", host(), std::process::id());
         let file = create_numbered(&dir.join(name)).map_err(cannot_write(&dir))?;
         let mut board = TensorBoard(file);
-        // A new run voids whatever an earlier one left in this directory.
+        // A new run voids the events that an earlier one left in this directory.
         let first_step = if run.step > 0 { run.step + 1 } else { 0 };
         let (settings, model) = (run.values(), serde_json::to_string_pretty(&run.model)?);
         let hparams = settings.iter().map(|(name, value)| {
@@ -106,7 +115,7 @@ impl TensorBoard {
 
 impl Tracker for TensorBoard {
     fn name(&self) -> &'static str {
-        "tensorboard"
+        KIND.name
     }
 
     fn record(&mut self, record: &Record) -> io::Result<()> {
@@ -171,19 +180,7 @@ fn create_numbered(name: &Path) -> io::Result<File> {
 
 /// `Nov23_21-04-55`, as transformers names directories.
 fn local_time() -> String {
-    let seconds = now() as libc::time_t;
-    // SAFETY: all zeros are a `tm`.
-    let mut parts: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are to locals, of the types that the call has.
-    unsafe { libc::localtime_r(&seconds, &mut parts) };
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let month = MONTHS[parts.tm_mon.rem_euclid(12) as usize];
-    format!(
-        "{month}{:02}_{:02}-{:02}-{:02}",
-        parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec
-    )
+    chrono::Local::now().format("%b%d_%H-%M-%S").to_string()
 }
 
 #[cfg(test)]

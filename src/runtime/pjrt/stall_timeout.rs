@@ -215,7 +215,7 @@ fn limit(name: &str, text: Option<&str>, default: Duration) -> Option<Duration> 
     {
         Some(limit) => Some(limit).filter(|limit| !limit.is_zero()),
         None => {
-            eprintln!(
+            errln!(
                 "warning: {name}={text} is not a number of seconds; {} s it is",
                 default.as_secs()
             );

@@ -46,7 +46,7 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     })?;
     let target = cuda_target(&client, settings)?;
     if settings.fused_attention_dropout {
-        eprintln!(
+        errln!(
             "note: cuDNN draws the dropout of attention: a run that is resumed or repeated gets other masks, and replicas get equal ones"
         );
     }

@@ -212,7 +212,7 @@ impl NeuronEnvironment {
         environment
             .notes
             .iter()
-            .for_each(|note| eprintln!("note: {note}"));
+            .for_each(|note| errln!("note: {note}"));
         environment
             .set
             .iter()
@@ -234,7 +234,7 @@ impl NeuronEnvironment {
                 .clone()
                 .map_or_else(|| file.run_version(), Ok)
                 .unwrap_or_else(|problem| {
-                    eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
+                    errln!("warning: {problem}; stored graphs load, new ones will not compile");
                     "unknown".into()
                 }),
             None => "none".into(),
@@ -337,7 +337,7 @@ pub(super) fn open_plugin(
         });
     }
     if client.platform_name() != vendor.device {
-        eprintln!(
+        errln!(
             "note: {} drives `{}`, not {}; the graphs are lowered for {} and run there, as a rehearsal",
             path.display(),
             client.platform_name(),

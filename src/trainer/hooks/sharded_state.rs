@@ -76,7 +76,7 @@ impl ShardedStateWriter {
         if !is_shared {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| {
-                eprintln!(
+                errln!(
                     "note: {} is not shared by all processes; rank 0 writes the whole training state",
                     output_dir.display()
                 );

@@ -40,8 +40,8 @@ pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64
     Ok(())
 }
 
-/// Uploads a parameter in the type that the session holds weights in and, where there are master
-/// copies, its copy.
+/// Uploads a parameter in the type that the session holds weights in and, where it is trained and
+/// there are master copies, its copy.
 fn set_weight(
     session: &mut Session,
     parameter: &ParameterSpec,
@@ -49,7 +49,7 @@ fn set_weight(
     shape: &Shape,
 ) -> Result<()> {
     let (name, storage) = (&parameter.name, session.storage);
-    if storage == WeightStorage::Bf16WithMasters {
+    if storage == WeightStorage::Bf16WithMasters && parameter.trained {
         let wide = parameter_shape(parameter, DType::F32);
         let master = format!("{MASTER_WEIGHT}.{name}");
         session.set_state(&master, &in_type(bytes, shape, &wide), &wide)?;

@@ -22,10 +22,10 @@ pub(super) struct StateOptions {
 }
 
 /// Optimizer state, sums where gradients accumulate, and the loss scale with the optimizer's
-/// counters where there is one.
+/// counters where there is one; `trained` are the parameters that have a gradient.
 pub(super) fn extra_state(
     optimizer: &dyn Optimizer,
-    parameters: &[ParameterSpec],
+    trained: &[ParameterSpec],
     options: &StateOptions,
 ) -> Vec<ExtraState> {
     let saved = |name: String, shape: Shape, initial: Option<f32>| ExtraState {
@@ -35,7 +35,7 @@ pub(super) fn extra_state(
         saved: true,
     };
     let mut state = Vec::new();
-    for parameter in parameters {
+    for parameter in trained {
         for own in optimizer.state(parameter.info()) {
             let name = state_name(&own, &parameter.name);
             let shape = Shape::new(options.dtype, own.dims);
@@ -75,12 +75,15 @@ pub fn placements(
     let tensor = tensor_shard_specs(model, mesh.tensor)?;
     let stages = layer_costs::plan(model, mesh.stage)?;
     let of_parameter = |parameter: &ParameterSpec, name: &str| {
+        if !parameter.trained {
+            return ParameterState::default();
+        }
         let state = optimizer.state(parameter.info()).into_iter();
         ParameterState {
             kept: state
                 .map(|state| (state_name(&state, name), state.along))
                 .collect(),
-            sum: sum_name(name),
+            sum: Some(sum_name(name)),
         }
     };
     let mut placements = exchange::placements(
