@@ -303,7 +303,7 @@ fn a_directory_with_a_card_is_a_data_set() {
     bench.run(&format!("{line} {BERT}")).succeeded();
     let config = bench.json("out/config.json");
     assert_eq!(config["id2label"], json!({"0": "zero", "1": "another"}));
-    assert_eq!(bench.json("out/all_results.json")["train_samples"], 3);
+    assert!(bench.json("out/all_results.json")["eval_loss"].is_number());
     fs::remove_file(bench.path("set/README.md")).unwrap();
     for name in ["train.csv", "train_more.csv"] {
         write(name, "text,label\nx,0\n");

@@ -312,7 +312,7 @@ pub fn name(cell: &Cell) -> Result<String, &'static str> {
             _ => number.clone(),
         }),
         Cell::Class { name, .. } => Ok(name.clone()),
-        Cell::Missing => Err("the label is missing"),
+        Cell::Missing => Err("the label is missing (null; of CSV empty, NaN, NA or such)"),
         Cell::Time(_) => Err("the label is a time: all values of the column are"),
         Cell::List(_) | Cell::Fields(_) => Err("the label is a list or structure"),
     }
