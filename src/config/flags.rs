@@ -280,7 +280,8 @@ Data {
     labels: Option<LabelNames>, TRAIN_LABELLED;
     /// Label every piece of a word (I-X after B-X), not the first piece alone
     label_all_tokens: bool = "false", TOKEN_CLS;
-    /// Predict numbers instead of classes; default: true if some training labels are fractions
+    /// Predict numbers instead of classes; default: true if training labels are floating point
+    /// numbers
     do_regression: Option<bool>, TRAIN_LIKE_CLS;
     /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
     /// default: standard in CSV; in TSV fields may not begin with a quote

@@ -34,8 +34,8 @@ pub struct ClsDataSettings {
     /// The labels in order, if the user named them. `None`: those of the model or of the training
     /// set, sorted.
     pub labels: Option<LabelMap>,
-    /// Where the training set decides, numbers of which some are fractions make a regression.
-    /// Otherwise they are refused.
+    /// Where the training set decides, floating point numbers make a regression.
+    /// Otherwise fractions are refused, and whole ones are classes.
     pub finds_regression: bool,
     /// The task of GLUE that was named: F1 is the second class's then, and the mean of several
     /// metrics is `combined_score`.

@@ -44,7 +44,7 @@ pub struct Values {
 
 impl Values {
     pub fn add(&mut self, text: &str) {
-        if is_missing(text) {
+        if self.not_bool && self.not_float || is_missing(text) {
             return;
         }
         self.seen = true;
@@ -119,6 +119,43 @@ impl Kind {
         found.ok_or_else(|| {
             format!("it is {text:?} in a column whose first {FIRST} rows hold {column} alone, and pandas takes those for its kind")
         })
+    }
+}
+
+/// Watches a column of text. pandas finds a column's kind anew every [`FIRST`] rows, and `datasets` writes
+/// what it took for numbers in the first kind, text: `007` becomes `7`.
+#[derive(Clone, Debug, Default)]
+pub struct Blocks {
+    rows: usize,
+    values: Values,
+    /// A whole number is written otherwise than it is spelled.
+    is_changed: bool,
+}
+
+impl Blocks {
+    /// Takes the next row's text; false if the rows before it were numbers that are written anew.
+    pub fn add(&mut self, text: &str) -> bool {
+        let is_same = !self.rows.is_multiple_of(FIRST) || self.end();
+        if self.rows >= FIRST {
+            self.values.add(text);
+            if !self.values.not_float {
+                let spelled = || Some(Cell::Number(text.to_string()));
+                self.is_changed |= !is_missing(text) && whole(text) != spelled();
+            }
+        }
+        self.rows += 1;
+        is_same
+    }
+
+    /// The same of the last rows.
+    pub fn end(&mut self) -> bool {
+        let values = std::mem::take(&mut self.values);
+        let is_changed = std::mem::take(&mut self.is_changed);
+        match values.kind() {
+            Kind::Missing | Kind::Text => true,
+            Kind::Integer => !is_changed,
+            Kind::Bool | Kind::Float | Kind::Huge => false,
+        }
     }
 }
 
@@ -251,6 +288,18 @@ mod tests {
         ] {
             assert_eq!(kind(values), wanted, "{values:?}");
         }
+    }
+
+    #[test]
+    fn later_rows_of_numbers_alone_are_noticed() {
+        let of = |later: &[&str]| {
+            let mut blocks = Blocks::default();
+            let first = (0..FIRST).all(|_| blocks.add("x"));
+            first && later.iter().all(|text| blocks.add(text)) && blocks.end()
+        };
+        assert!(of(&["7", "", "8"]) && of(&["007", "x"]) && of(&[]));
+        assert!(!of(&["007", "8"]) && !of(&["1.5"]) && !of(&["True"]));
+        assert!(!of(&vec!["007"; FIRST + 1]));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::feature;
 use super::input::{Bookmark, Input};
 use super::json::JsonReader;
 use super::json_value::is_time;
-use super::pandas::{self, Kind};
+use super::pandas::{self, Blocks, Kind};
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, MissingColumn, Place, Result};
 use crate::data::features::Feature;
@@ -61,6 +61,8 @@ enum Reader {
         fields: Fields,
         /// Of the chosen columns.
         kinds: Vec<Kind>,
+        /// Of those of text, unless reading was resumed within the file.
+        blocks: Vec<Option<Blocks>>,
     },
     Json {
         reader: JsonReader,
@@ -187,7 +189,16 @@ impl Table {
     pub fn choose(&mut self, columns: Vec<usize>) -> Result<()> {
         match &mut self.reader {
             Reader::Parquet(reader) => reader.choose(&columns)?,
-            Reader::Csv { reader, kinds, .. } => *kinds = csv_kinds(reader, &columns)?,
+            Reader::Csv {
+                reader,
+                kinds,
+                blocks,
+                ..
+            } => {
+                *kinds = csv_kinds(reader, &columns)?;
+                let of_text = |kind: &Kind| (*kind == Kind::Text).then(Blocks::default);
+                *blocks = kinds.iter().map(of_text).collect();
+            }
             Reader::Json { .. } => {}
         }
         self.chosen = columns;
@@ -209,7 +220,10 @@ impl Table {
             return Ok(());
         }
         match &mut self.reader {
-            Reader::Csv { reader, .. } => reader.resume(bookmark, count),
+            Reader::Csv { reader, blocks, .. } => {
+                blocks.fill(None);
+                reader.resume(bookmark, count)
+            }
             Reader::Json { reader, .. } => reader.resume(bookmark, count),
             Reader::Parquet(reader) => reader.resume(bookmark),
         }
@@ -240,8 +254,22 @@ impl Table {
                 reader,
                 fields,
                 kinds,
+                blocks,
             } => {
-                if !reader.read(fields)? {
+                let is_row = reader.read(fields)?;
+                let watched = self.chosen.iter().zip(blocks.iter_mut());
+                for (column, blocks) in watched {
+                    let Some(blocks) = blocks else { continue };
+                    let is_same = match (is_row, *column < fields.len()) {
+                        (false, _) => blocks.end(),
+                        (true, false) => blocks.add(""),
+                        (true, true) => blocks.add(&String::from_utf8_lossy(fields.get(*column).0)),
+                    };
+                    if !is_same {
+                        return Err(numbers_alone(reader.path(), &self.columns[*column]));
+                    }
+                }
+                if !is_row {
                     return Ok(None);
                 }
                 let place = Place::line(reader.path(), fields.line);
@@ -289,6 +317,18 @@ impl Table {
     }
 }
 
+/// The error for a column of text of which later rows are numbers alone.
+fn numbers_alone(path: &Path, column: &str) -> Error {
+    let rows = pandas::FIRST;
+    Error::BadTable {
+        path: path.to_path_buf(),
+        reason: format!(
+            "column {column:?} is text, but of one of its blocks of {rows} rows all values are numbers or truth values, which pandas reads \
+             as such and datasets writes anew, 007 as 7; mix the rows, or write JSON lines"
+        ),
+    }
+}
+
 fn bad_cell(place: &Place, column: &str, reason: &str) -> Error {
     Error::BadRow {
         place: place.clone(),
@@ -324,6 +364,7 @@ fn open_csv(
         reader,
         fields,
         kinds: Vec::new(),
+        blocks: Vec::new(),
     };
     Ok((reader, pandas::column_names(names)))
 }
