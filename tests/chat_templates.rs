@@ -24,8 +24,8 @@ fn hostile_templates_are_one_message() {
     let cases = [
         (nested.to_string(), "steps"),
         (grown("n.s ~ n.s", 60, "n.s"), "steps"),
-        (grown("[n.s, n.s]", 60, "n.s == n.t"), "takes more than 1 s"),
-        (grown("[n.s]", 90_000, "n.s ~ ''"), "steps"),
+        (grown("[n.s, n.s]", 60, "n.s == n.t"), "steps"),
+        (grown("[n.s]", 90_000, "n.s ~ ''"), "too deeply"),
         (
             "{% set n = namespace() %}{% set n.a = n %}{{ n }}".to_string(),
             "too deeply",
@@ -38,14 +38,14 @@ fn hostile_templates_are_one_message() {
             format!("{{{{ 1{} }}}}", " + 1".repeat(90_000)),
             "too deeply",
         ),
-        ("{{ '{:100000000000}'.format(1) }}".to_string(), "512 MB"),
+        ("{{ '{:100000000000}'.format(1) }}".to_string(), "steps"),
         (
             "{{ 'a' | indent(100000000000) ~ 'a\nb' | indent(100000000000) }}".to_string(),
             "steps",
         ),
         (
             "{{ messages | tojson(indent=18446744073709551615) }}".to_string(),
-            "indent is more than 1000",
+            "steps",
         ),
         ("{{ 'x' * 300000 }}".to_string(), "writes more than"),
         (

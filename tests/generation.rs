@@ -10,7 +10,7 @@ use std::process::Stdio;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::data::Tokenizer;
-use xtrain::data::chat_template::{ChatTemplate, Message};
+use xtrain::data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain::parallel::Mesh;
 use xtrain::trainer::generate::{CachedText, Request, Sampling, generate};
 use xtrain::trainer::{device, parameters};
@@ -480,11 +480,12 @@ fn conversations_are_rendered_as_transformers_does() {
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         let template = ChatTemplate::of(&tokenizer).unwrap().unwrap();
         let conversation = &conversations[record["conversation"].as_u64().unwrap() as usize];
-        let found = template.render(conversation, record["add_generation_prompt"] == true);
+        let asks = record["add_generation_prompt"] == true;
+        let found = template.render(conversation, asks, &Variables::default());
         match (record["text"].as_str(), found) {
             (Some(text), Ok(found)) => {
                 texts += 1;
-                assert_eq!(found, text, "{name}");
+                assert_eq!(found.text, text, "{name}");
             }
             (None, Err(error)) => {
                 // An undefined value has other words.

@@ -24,7 +24,11 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
         metrics: ahead.metrics,
     };
     let target = training.session.cache().target();
-    Ok(of_steps(&emitted(&mut training, target)?, mesh, accumulation))
+    Ok(of_steps(
+        &emitted(&mut training, target)?,
+        mesh,
+        accumulation,
+    ))
 }
 
 /// The run's graphs as they are emitted for a target: equal nodes are one by then. Layers are always

@@ -5,7 +5,7 @@ use super::execution::Execution;
 use super::model::{LoadedModel, ModelConfig, origin};
 use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
 use crate::data::Tokenizer;
-use crate::data::chat_template::{ChatTemplate, Message};
+use crate::data::chat_template::{ChatTemplate, Message, Variables};
 use crate::data::tokenizer::TextStream;
 use crate::trainer::generate::{
     CachedText, Request, Sampling, check_memory, check_prompts, generate,
@@ -283,10 +283,10 @@ impl Generator {
                 "use --prompt TEXT without --chat, or a model with chat_template.jinja or a chat_template in tokenizer_config.json",
             )
         })?;
-        let text = template.render(conversation, true);
+        let text = template.render(conversation, true, &Variables::default());
         let text = text.map_err(failed("rendering the conversation"))?;
         // The template has written all special tokens.
-        let prompt = self.tokenizer.encode(&text);
+        let prompt = self.tokenizer.encode(&text.text);
         let prompt = prompt.map_err(failed("tokenizing the conversation"))?;
         let answers = self.generate(&[prompt], true, show)?;
         Ok(answers.into_iter().next().unwrap_or_default())

@@ -4,6 +4,7 @@
 mod borders;
 mod turns;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +15,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL};
 
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task};
-use crate::data::chat_template::{ChatTemplate, Message};
+use crate::data::chat_template::{ChatTemplate, Message, Variables};
 use crate::data::formats::cell::Cell;
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Row as TableRow, Table};
@@ -37,6 +38,8 @@ const EXAMPLES: [&str; 3] = ["messages", "conversations", "text"];
 const CONVERSATIONS: [&str; 2] = ["messages", "conversations"];
 const PROMPT: &str = "prompt";
 const COMPLETION: &str = "completion";
+/// Those that a template reads besides the messages.
+const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kwargs"];
 
 /// Examples that a thread takes at a time.
 const GROUP: usize = 256;
@@ -103,7 +106,7 @@ impl Task for SftDataSettings {
             "assistant_only": self.assistant_only_loss,
             "end": context.tokenizer.eos_id(),
             // One that is damaged is an error where files are opened.
-            "template": ChatTemplate::key(&context.tokenizer),
+            "templates": ChatTemplate::key(&context.tokenizer),
         })
     }
 
@@ -115,6 +118,13 @@ impl Task for SftDataSettings {
         true
     }
 
+    fn note(&self, context: &Context) -> Option<String> {
+        let has_tags = ChatTemplate::has_generation_tags(&context.tokenizer)?;
+        let note = "the chat template has no {% generation %} tags: the assistant's turns count \
+                    as the texts before and after them show";
+        (self.assistant_only_loss && !has_tags).then(|| note.to_string())
+    }
+
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
         Box::<TokenAccuracy>::default()
     }
@@ -123,6 +133,15 @@ impl Task for SftDataSettings {
 impl SftDataSettings {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<(Table, Columns)> {
         let mut table = Table::open(path, &self.source.table, count)?;
+        if let Some(pictures) = table.find(None, &["image", "images"]) {
+            return Err(Error::BadTable {
+                path: path.to_path_buf(),
+                reason: format!(
+                    "it has the column {:?}: models of pictures are not supported, remove it to train on the text alone",
+                    table.columns()[pictures]
+                ),
+            });
+        }
         let named = self.source.table.text_column.as_deref();
         // A dump of TRL's arguments names it, whatever the file has.
         let named = named.filter(|name| *name != "text" || table.find(named, &[]).is_some());
@@ -136,15 +155,23 @@ impl SftDataSettings {
             Columns {
                 prompt: Some(prompt),
                 last: completion,
+                variables: [None; 3],
             }
         } else {
             let column = table.column("text_column_name", named, &EXAMPLES);
             Columns {
                 prompt: None,
                 last: column.map_err(|missing| table.no_column([missing]))?,
+                variables: [None; 3],
             }
         };
-        table.choose(columns.prompt.into_iter().chain([columns.last]).collect())?;
+        let columns = Columns {
+            variables: VARIABLES.map(|name| table.find(None, &[name])),
+            ..columns
+        };
+        let chosen = columns.prompt.into_iter().chain([columns.last]);
+        let variables = columns.variables.into_iter().flatten();
+        table.choose(chosen.chain(variables).collect())?;
         Ok((table, columns))
     }
 }
@@ -155,6 +182,8 @@ struct Columns {
     /// `None`: the other one is the whole example.
     prompt: Option<usize>,
     last: usize,
+    /// In the order of [`VARIABLES`].
+    variables: [Option<usize>; 3],
 }
 
 /// What an example is before it is tokenized: the pieces of its text one after the other.
@@ -170,6 +199,10 @@ mod piece {
     pub const COUNTED: u32 = 1;
     /// The chat template wrote it, with all special tokens.
     pub const RENDERED: u32 = 2;
+    /// No piece of the text but another one: tokens that both begin with do not count.
+    pub const PROMPT: u32 = 4;
+    /// No piece either, but the places between generation tags, outside of which nothing counts.
+    pub const TAGS: u32 = 8;
 }
 
 impl Pieces {
@@ -218,16 +251,25 @@ impl ExampleFile {
         let mut cells = row.cells.into_iter();
         let mut cell = || cells.next().unwrap_or(Cell::Missing);
         let prompt = self.columns.prompt.map(|column| (name(column), cell()));
-        let pieces = match (prompt, cell()) {
+        let last_cell = cell();
+        let variables = self.columns.variables.map(|column| match column {
+            Some(_) => cell().into_json(),
+            None => Value::Null,
+        });
+        let variables = || {
+            let [tools, documents, more] = variables.clone();
+            Variables::of(tools, documents, more).map_err(bad)
+        };
+        let pieces = match (prompt, last_cell) {
             (None, Cell::List(turns)) => {
-                let turns = messages(last, &turns).map_err(bad)?;
-                self.conversation(&turns, 0, &place)?
+                let turns = messages(last, turns).map_err(bad)?;
+                self.conversation(&turns, None, &variables()?, &place)?
             }
             (Some((first, Cell::List(before))), Cell::List(turns)) => {
-                let mut conversation = messages(first, &before).map_err(bad)?;
-                let answers_from = conversation.len();
-                conversation.extend(messages(last, &turns).map_err(bad)?);
-                self.conversation(&conversation, answers_from, &place)?
+                let mut conversation = messages(first, before).map_err(bad)?;
+                let answers_from = Some(conversation.len());
+                conversation.extend(messages(last, turns).map_err(bad)?);
+                self.conversation(&conversation, answers_from, &variables()?, &place)?
             }
             // A table of text alone may hold a list as JSON, which is no text to learn.
             (None, Cell::Text(_)) if CONVERSATIONS.contains(&last) => {
@@ -283,7 +325,8 @@ impl ExampleFile {
     fn conversation(
         &self,
         turns: &[Message],
-        answers_from: usize,
+        answers_from: Option<usize>,
+        variables: &Variables,
         place: &Place,
     ) -> Result<Pieces> {
         let bad = |reason: String| Error::BadRow {
@@ -294,8 +337,8 @@ impl ExampleFile {
             "it is a conversation, and the tokenizer has no chat template: use a model with chat_template.jinja \
              or a chat_template in tokenizer_config.json".to_string(),
         ))?;
-        let write = |turns: &[Message], asks: bool| {
-            let text = template.render(turns, asks);
+        let render = |turns: &[Message], asks: bool| {
+            let text = template.render(turns, asks, variables);
             text.map_err(|error| match error {
                 // No row is to blame for it.
                 Error::EndlessTemplate {
@@ -308,76 +351,104 @@ impl ExampleFile {
                 refused => bad(refused.to_string()),
             })
         };
-        let whole = write(turns, false)?;
-        let conversation = Conversation {
-            turns,
-            whole: &whole,
-            write: &write,
-            bad: &bad,
-        };
-        // Where texts that count begin and end, in bytes of the whole.
-        let counted = if self.settings.assistant_only_loss {
-            let answers = conversation.answers(answers_from)?;
-            if answers.is_empty() {
-                return Err(bad(
-                    "no turn of the assistant's is there to learn".to_string()
-                ));
+        let write = |turns: &[Message], asks: bool| render(turns, asks).map(|it| it.text);
+        let rendered = render(turns, false)?;
+        let whole = &rendered.text;
+        let mut pieces = Pieces::default();
+        match rendered.generations {
+            Some(places) if self.settings.assistant_only_loss => {
+                pieces.push(whole, piece::RENDERED | piece::COUNTED);
+                pieces.push(&tag_places(&places).map_err(bad)?, piece::TAGS);
             }
-            answers
-        } else if answers_from > 0 && self.settings.completion_only_loss {
-            if answers_from == turns.len() {
+            None if self.settings.assistant_only_loss => {
+                let conversation = Conversation {
+                    turns,
+                    whole,
+                    write: &write,
+                    bad: &bad,
+                };
+                // Where texts that count begin and end, in bytes of the whole.
+                let from = answers_from.filter(|_| self.settings.completion_only_loss);
+                let answers = conversation.answers(from.unwrap_or(0))?;
+                if answers.is_empty() {
+                    return Err(bad(
+                        "no turn of the assistant's is there to learn".to_string()
+                    ));
+                }
+                let mut at = 0;
+                for part in answers {
+                    pieces.push(&whole[at..part.start], piece::RENDERED);
+                    pieces.push(&whole[part.clone()], piece::RENDERED | piece::COUNTED);
+                    at = part.end;
+                }
+                pieces.push(&whole[at..], piece::RENDERED);
+            }
+            _ => pieces.push(whole, piece::RENDERED | piece::COUNTED),
+        }
+        if let Some(before) = answers_from.filter(|_| self.settings.completion_only_loss) {
+            if before == turns.len() {
                 return Err(bad("the completion has no messages".to_string()));
             }
-            let completion = conversation.start(answers_from)?..whole.len();
-            vec![completion]
-        } else {
-            let everything = 0..whole.len();
-            vec![everything]
-        };
-        let mut pieces = Pieces::default();
-        let mut at = 0;
-        for part in counted {
-            pieces.push(&whole[at..part.start], piece::RENDERED);
-            pieces.push(&whole[part.clone()], piece::RENDERED | piece::COUNTED);
-            at = part.end;
+            pieces.push(&write(&turns[..before], true)?, piece::PROMPT);
         }
-        pieces.push(&whole[at..], piece::RENDERED);
         Ok(pieces)
     }
 }
 
+/// Places between generation tags as a text.
+fn tag_places(places: &[Range<usize>]) -> Result<String, String> {
+    if places.iter().any(|place| place.end == 0) {
+        return Err(
+            "{% generation %} of the chat template is empty where the text begins, which transformers refuses"
+                .to_string(),
+        );
+    }
+    if places.iter().all(Range::is_empty) {
+        return Err(
+            "nothing to learn stands between {% generation %} and {% endgeneration %} of the chat template"
+                .to_string(),
+        );
+    }
+    let places = places
+        .iter()
+        .map(|place| format!("{}-{}", place.start, place.end));
+    Ok(places.collect::<Vec<_>>().join(" "))
+}
+
+/// What [`tag_places`] wrote.
+fn read_tag_places(text: &str) -> impl Iterator<Item = Range<usize>> {
+    text.split(' ').filter_map(|place| {
+        let (start, end) = place.split_once('-')?;
+        Some(start.parse().ok()?..end.parse().ok()?)
+    })
+}
+
 /// The messages of a cell's list.
-fn messages(column: &str, turns: &[Cell]) -> Result<Vec<Message>, String> {
+fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
     if turns.is_empty() {
         return Err(format!("column {column:?} has no messages"));
     }
-    let message = |(i, turn): (usize, &Cell)| {
-        let Cell::Fields(fields) = turn else {
+    let message = |(i, turn): (usize, Cell)| {
+        let Value::Object(mut fields) = turn.into_json() else {
             return Err(format!(
                 "{column}[{i}] is no message, an object with role and content"
             ));
         };
-        let field = |name: &str| fields.iter().find(|(field, _)| field == name);
-        // ShareGPT's names come first, as in TRL.
-        let text = |name: &str, other: &str| match field(other).or_else(|| field(name)) {
-            Some((_, Cell::Text(text))) => Ok(text.clone()),
-            _ => Err(format!("{column}[{i}] has no {name} that is text")),
-        };
-        // Templates write these, too, and here they are not passed on.
-        for unknown in ["tool_calls", "reasoning_content", "thinking"] {
-            let found = fields.iter().find(|(field, _)| field == unknown);
-            if found.is_some_and(|(_, cell)| !matches!(cell, Cell::Missing)) {
-                return Err(format!(
-                    "{column}[{i}]: {unknown} is not supported; write it into content, or leave the row out"
-                ));
+        // What a table's other rows have is null in this one.
+        fields.retain(|_, value| !value.is_null());
+        // ShareGPT's names become the usual ones, as in TRL.
+        if let Some(role) = fields.shift_remove("from") {
+            fields.insert("role".into(), role);
+            if let Some(content) = fields.shift_remove("value") {
+                fields.insert("content".into(), content);
             }
         }
-        Ok(Message::new(
-            &text("role", "from")?,
-            text("content", "value")?,
-        ))
+        match fields.get("role") {
+            Some(Value::String(_)) => Ok(Message::of(fields)),
+            _ => Err(format!("{column}[{i}] has no role that is text")),
+        }
     };
-    turns.iter().enumerate().map(message).collect()
+    turns.into_iter().enumerate().map(message).collect()
 }
 
 /// Examples as rows, one each.
@@ -403,17 +474,39 @@ impl Examples {
     /// An example's row, and its tokens before it was cut.
     fn row(&self, sample: &Sample) -> Result<(Row, usize)> {
         let kinds = sample.labels.iter().flatten();
-        let kinds: Vec<u32> = kinds.map(|label| label.as_class() as u32).collect();
-        let is_rendered = kinds.iter().any(|kind| kind & piece::RENDERED != 0);
+        let kinds = kinds.map(|label| label.as_class() as u32);
+        let (mut texts, mut pieces) = (Vec::new(), Vec::new());
+        let (mut prompt, mut tags) = (None, None);
+        for (text, kind) in sample.texts.iter().zip(kinds) {
+            match kind {
+                piece::PROMPT => prompt = Some(text),
+                piece::TAGS => tags = Some(text),
+                kind => {
+                    texts.push(text.clone());
+                    pieces.push(kind);
+                }
+            }
+        }
+        let is_rendered = pieces.iter().any(|kind| kind & piece::RENDERED != 0);
         let encode = |text: &str| self.ids(text, is_rendered);
-        let (mut ids, starts) = borders::borders(&self.tokenizer, &sample.texts, encode)?;
+        let (mut ids, starts) = borders::borders(&self.tokenizer, &texts, encode)?;
         let mut flags = vec![0; ids.len()];
         let mut end = ids.len();
-        for (start, kind) in starts.into_iter().zip(&kinds).rev() {
+        for (start, kind) in starts.into_iter().zip(&pieces).rev() {
             if kind & piece::COUNTED != 0 {
                 flags[start..end].fill(flag::COUNTED);
             }
             end = start;
+        }
+        if let Some(tags) = tags {
+            let is_marked = self.marked(&texts.concat(), &ids, tags)?;
+            for (flags, is_marked) in flags.iter_mut().zip(is_marked) {
+                *flags = if is_marked { *flags } else { 0 };
+            }
+        }
+        if let Some(prompt) = prompt {
+            let shared = borders::common(&ids, &encode(prompt)?);
+            flags[..shared].fill(0);
         }
         // Nothing comes before the first token that could predict it.
         if let Some(first) = flags.first_mut() {
@@ -427,6 +520,38 @@ impl Examples {
             ..Row::of_ids(&ids)
         };
         Ok((row, tokens))
+    }
+
+    /// Which tokens stand between generation tags, as `return_assistant_tokens_mask` has them: from
+    /// the first that has the first character, up to the first that has the last one.
+    fn marked(&self, text: &str, ids: &[u32], places: &str) -> Result<Vec<bool>> {
+        let (found, offsets) = self.tokenizer.encode_with_offsets(text)?;
+        let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let token = |character: usize| {
+            let at = bytes.get(character)?;
+            offsets.iter().position(|token| token.contains(at))
+        };
+        let mut marked = vec![false; ids.len()];
+        for place in read_tag_places(places) {
+            let Some(start) = token(place.start) else {
+                break;
+            };
+            let end = match token(place.end - 1) {
+                None | Some(0) => ids.len(),
+                Some(last) => last + 1,
+            };
+            if start < end {
+                marked[start..end].fill(true);
+            }
+        }
+        if found != ids || !marked.contains(&true) {
+            return Err(Error::ChatTemplate {
+                place: format!("{:?}", text.chars().take(60).collect::<String>()),
+                reason: "no token stands between {% generation %} and {% endgeneration %}"
+                    .to_string(),
+            });
+        }
+        Ok(marked)
     }
 }
 

@@ -70,7 +70,8 @@ fn rows_equal_those_of_trl() {
     for case in golden["cases"].as_array().unwrap() {
         let dir = tempfile::tempdir().unwrap();
         let name = case["name"].as_str().unwrap();
-        let tokenizer = tokenizer(dir.path(), golden["template"].as_str());
+        let template = case["template"].as_str().or(golden["template"].as_str());
+        let tokenizer = tokenizer(dir.path(), template);
         let lines = case["rows"].as_array().unwrap().iter();
         let lines: String = lines.map(|row| format!("{row}\n")).collect();
         let task = settings(dir.path(), &lines, &case["flags"]);
@@ -143,16 +144,16 @@ fn what_is_wrong_with_a_row_is_named() {
             &["messages[0]", "role and content"],
         ),
         (
-            r#"{"messages": [{"role": "user"}]}"#,
+            r#"{"messages": [{"content": "a"}]}"#,
             &none,
             Some(PLAIN),
-            &["messages[0] has no content"],
+            &["messages[0] has no role"],
         ),
         (
-            r#"{"messages": [{"role": "assistant", "content": "", "tool_calls": ["f"]}]}"#,
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": ["f"]}"#,
             &none,
             Some(PLAIN),
-            &["messages[0]", "tool_calls is not supported"],
+            &["tools[0] is text, not an object"],
         ),
         (
             r#"{"messages": [{"role": "user", "content": "a"}]}"#,

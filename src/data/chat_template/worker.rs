@@ -5,7 +5,7 @@
 //! and lists that are nested too deeply overflow the stack where they are compared or freed. The
 //! operating system bounds all of that in a process that nothing else depends on.
 
-use super::engine::{Engine, Failure, Request};
+use super::engine::{Engine, Failure, Rendered, Request};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -86,10 +86,10 @@ fn serve() -> io::Result<()> {
             None => {
                 let setup: Setup = serde_json::from_str(&line)?;
                 limit_time(SECONDS)?;
-                let made = Engine::new(setup.source, setup.tokens);
+                let made = Engine::new(&setup.source, setup.tokens);
                 io::Result::Ok(made.map(|made| {
                     engine = Some(made);
-                    String::new()
+                    Rendered::default()
                 }))
             }
             Some(engine) => {
@@ -190,12 +190,12 @@ impl Worker {
             source: source.to_string(),
             tokens: tokens.clone(),
         };
-        let answer: Result<String, Failure> = worker.ask(&setup, SECONDS)?;
+        let answer: Result<Rendered, Failure> = worker.ask(&setup, SECONDS)?;
         answer.map(|_| worker)
     }
 
     /// The text of a conversation.
-    pub fn render(&mut self, request: Request) -> Result<String, Failure> {
+    pub fn render(&mut self, request: Request) -> Result<Rendered, Failure> {
         let seconds = SECONDS + request.steps / STEPS_PER_SECOND;
         self.ask(&request, seconds)?
     }

@@ -19,6 +19,7 @@ mod text_stream;
 mod vocabulary;
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     pad: Option<u32>,
     mask: Option<u32>,
+    /// Special tokens with a name that every tokenizer knows.
+    special: Arc<Vec<(String, String)>>,
     /// The largest id that it puts around texts.
     largest_around: Option<u32>,
     pads_left: bool,
@@ -208,6 +211,13 @@ impl Tokenizer {
             .and_then(Value::as_f64)
             .filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
         let truncates_left = side("truncation_side") == Some("left");
+        let special = settings.named.iter().filter_map(|(name, token)| {
+            let token = token.as_ref()?.content().to_string();
+            settings::NAMES
+                .contains(&name.as_str())
+                .then(|| (name.clone(), token))
+        });
+        let special: Vec<(String, String)> = special.collect();
         let named = [
             ("bos_token", bos),
             ("eos_token", eos),
@@ -226,6 +236,7 @@ impl Tokenizer {
             eos,
             pad,
             mask,
+            special: Arc::new(special),
             largest_around,
             pads_left,
             truncates_left,
@@ -292,6 +303,11 @@ impl Tokenizer {
             .map_or(0, |processor| processor.added_tokens(pair))
     }
 
+    /// Special tokens by name (`bos_token`), as transformers' attribute of this name has them.
+    pub fn special_tokens_map(&self) -> &[(String, String)] {
+        &self.special
+    }
+
     /// The token that an id stands for.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
@@ -318,8 +334,12 @@ impl Tokenizer {
                 *bytes = hf::to_json_text(&named, 2);
             }
         }
+        let mut special = self.special.to_vec();
+        special.retain(|(name, _)| name != "pad_token");
+        special.push(("pad_token".to_string(), token.to_string()));
         Ok(Tokenizer {
             pad: Some(id),
+            special: Arc::new(special),
             files: Arc::new(files),
             ..self.clone()
         })
@@ -353,22 +373,22 @@ impl Tokenizer {
         Ok(ids.concat())
     }
 
-    /// As [`Tokenizer::encode`], and for each id the byte that its text begins at.
+    /// As [`Tokenizer::encode`], and for each id the bytes that its text has.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
-    pub fn encode_with_starts(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>)> {
+    pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         let encode = |piece: &str| encoding(piece, |piece| self.inner.encode(piece, false));
         let ids = |piece: &str| Ok(encode(piece)?.get_ids().to_vec());
-        let (mut all, mut starts, mut at) = (Vec::new(), Vec::new(), 0);
+        let (mut all, mut offsets, mut at) = (Vec::new(), Vec::new(), 0);
         for piece in pieces::pieces(text, ids)? {
             let encoded = encode(piece)?;
             all.extend_from_slice(encoded.get_ids());
-            let offsets = encoded.get_offsets().iter();
-            starts.extend(offsets.map(|(start, _)| at + start));
+            let found = encoded.get_offsets().iter();
+            offsets.extend(found.map(|(start, end)| at + start..at + end));
             at += piece.len();
         }
-        Ok((all, starts))
+        Ok((all, offsets))
     }
 
     /// Ids of a text with the special tokens that belong around one, as a prompt has them.

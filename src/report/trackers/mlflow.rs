@@ -466,6 +466,7 @@ mod tests {
         for step in 1..=3 {
             mlflow
                 .record(&Record::Summary(SummaryRecord {
+                    set: None,
                     runtime: 1.0,
                     samples: 1,
                     steps: 1,

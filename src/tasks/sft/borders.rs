@@ -28,7 +28,8 @@ struct Tokens {
 
 impl Tokens {
     fn of(tokenizer: &Tokenizer, text: &str) -> Result<Tokens> {
-        let (ids, starts) = tokenizer.encode_with_starts(text)?;
+        let (ids, offsets) = tokenizer.encode_with_offsets(text)?;
+        let starts = offsets.into_iter().map(|token| token.start).collect();
         Ok(Tokens { ids, starts })
     }
 
@@ -73,7 +74,7 @@ pub(super) fn borders(
 }
 
 /// How many tokens two texts begin with.
-fn common(a: &[u32], b: &[u32]) -> usize {
+pub(super) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

@@ -43,7 +43,7 @@ impl Conversation<'_> {
     /// # Errors
     /// The template fails, or writes a turn otherwise once others follow.
     pub fn answers(&self, from: usize) -> Result<Vec<Range<usize>>> {
-        let is_answer = |turn: &usize| self.turns[*turn].role == "assistant";
+        let is_answer = |turn: &usize| self.turns[*turn].role() == "assistant";
         let answers: Vec<usize> = (from..self.turns.len()).filter(is_answer).collect();
         let chained = if self.turns.len() > SHORT {
             self.chained(&answers)?
@@ -65,8 +65,8 @@ impl Conversation<'_> {
     ///
     /// # Errors
     /// As [`Conversation::answers`].
-    pub fn start(&self, turn: usize) -> Result<usize> {
-        let asks = self.turns[turn].role == "assistant";
+    fn start(&self, turn: usize) -> Result<usize> {
+        let asks = self.turns[turn].role() == "assistant";
         let before = (self.write)(&self.turns[..turn], asks)?;
         let start = self.whole.starts_with(&before).then_some(before.len());
         start.ok_or_else(|| self.rewritten(turn))
@@ -130,7 +130,7 @@ impl Conversation<'_> {
     /// The message that follows the head among few messages: roles follow one another there as in
     /// the whole, and as many messages as in the whole, or fewer by an even number, stand before it.
     fn seam(&self, before: usize) -> Option<usize> {
-        let role = |turn: usize| &self.turns[turn].role;
+        let role = |turn: usize| self.turns[turn].role();
         let last = before.checked_sub(CLOSEST)?;
         let first = last.saturating_sub(FARTHEST).max(HEAD);
         (first..=last).rev().find(|seam| {

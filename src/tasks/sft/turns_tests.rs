@@ -1,7 +1,7 @@
 //! The turns of long conversations beside those that all messages before them give.
 
 use super::*;
-use crate::data::chat_template::ChatTemplate;
+use crate::data::chat_template::{ChatTemplate, Variables};
 use crate::data::{Place, Tokenizer};
 use std::cell::Cell;
 use std::fs;
@@ -65,9 +65,14 @@ fn long_conversations_have_the_turns_that_all_messages_give() {
             let written = Cell::new(0);
             let write = |turns: &[Message], asks: bool| {
                 written.set(written.get() + turns.len());
-                template.render(turns, asks)
+                template
+                    .render(turns, asks, &Variables::default())
+                    .map(|it| it.text)
             };
-            let Ok(whole) = template.render(&turns, false) else {
+            let Ok(whole) = template
+                .render(&turns, false, &Variables::default())
+                .map(|it| it.text)
+            else {
                 // Some refuse a system's message.
                 assert!(has_system, "{name}");
                 continue;
@@ -78,7 +83,7 @@ fn long_conversations_have_the_turns_that_all_messages_give() {
                 write: &write,
                 bad: &bad,
             };
-            let answers = (0..turns.len()).filter(|turn| turns[*turn].role == "assistant");
+            let answers = (0..turns.len()).filter(|turn| turns[*turn].role() == "assistant");
             let all: Result<Vec<_>> = answers.map(|turn| conversation.answer(turn)).collect();
             let cost_of_all = written.replace(0);
             let found = conversation.answers(0);
@@ -104,7 +109,11 @@ fn templates_that_look_far_back_are_asked_about_every_turn() {
     const COUNTS: &str = "{% for m in messages %}{{ m.role }}{{ loop.index }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant{{ messages | length + 1 }}: {% endif %}";
     let (_dir, template) = template(COUNTS);
     let turns = conversation(60, false);
-    let write = |turns: &[Message], asks: bool| template.render(turns, asks);
+    let write = |turns: &[Message], asks: bool| {
+        template
+            .render(turns, asks, &Variables::default())
+            .map(|it| it.text)
+    };
     let whole = write(&turns, false).unwrap();
     let conversation = Conversation {
         turns: &turns,
