@@ -98,16 +98,25 @@ fn start(words: &[String]) -> Result<Found, UsageError> {
         let Some((word, inner)) = matches.subcommand() else {
             return Err(incomplete(verb));
         };
-        if verb.is_empty() && VERBS.iter().any(|(known, _)| *known == word) {
+        // A verb after `--` is read as any other word.
+        let is_read = matches!(inner.try_get_one::<bool>("help"), Ok(Some(_)));
+        if is_read && VERBS.iter().any(|(known, _)| *known == word) {
             (verb, matches) = (word, inner);
             continue;
         }
         let device = matches.get_one::<String>("device");
         let device = device.map(|device| format!("--device={device}"));
         let rest = inner.get_many::<OsString>("").into_iter().flatten();
-        let rest = rest.map(|word| word.to_string_lossy().into_owned());
-        let rest: Vec<String> = device.into_iter().chain(rest).collect();
-        return command(verb, word, rest);
+        let rest: Vec<String> = rest
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let before = &words[..words.len().saturating_sub(rest.len() + 1)];
+        if before.iter().any(|word| word == "--") {
+            return Err(UsageError::CommandLine {
+                problem: "unknown flag -- before the command".into(),
+            });
+        }
+        return command(verb, word, device.into_iter().chain(rest).collect());
     }
 }
 
