@@ -336,9 +336,12 @@ fn escapes(name: &str, value: &Value, args: &Args) -> Result<Value> {
             args.none(name)?;
             let pairs = match value {
                 Value::Dict(dict) => Value::View(ViewKind::Items, dict.clone()).items()?,
-                Value::List(_) | Value::Tuple(_) | Value::Iter(_) | Value::View(..) => {
-                    value.items()?
-                }
+                Value::List(_)
+                | Value::Tuple(_)
+                | Value::Iter(_)
+                | Value::View(..)
+                | Value::Range(_)
+                | Value::Undefined(_) => value.items()?,
                 other => return Value::text(url_quoted(&other.to_text()?, false)),
             };
             let mut parts = Vec::new();

@@ -304,7 +304,7 @@ impl Interpreter {
             last_changed: None,
             recursion: def.is_recursive.then(|| (def.clone(), scope.clone())),
         })));
-        let mut asked = 0;
+        let (mut asked, mut has_completed) = (0, false);
         for (index, place) in taken.iter().enumerate() {
             if def.test.is_some() && assignments != self.assignments {
                 self.check_takes(def, &all[asked..=*place], scope)?;
@@ -317,8 +317,13 @@ impl Interpreter {
             let inner = Scope::new(Some(scope));
             inner.set("loop".into(), Value::Object(state.clone()));
             self.assign(&def.target, all[*place].clone(), &inner)?;
-            if self.body(&def.body, &inner)? == Flow::Break {
-                return Ok(Flow::Next);
+            match self.body(&def.body, &inner)? {
+                Flow::Next => has_completed = true,
+                Flow::Continue => {}
+                Flow::Break => {
+                    asked = all.len();
+                    break;
+                }
             }
         }
         if def.test.is_some() && assignments != self.assignments && asked < all.len() {
@@ -329,7 +334,8 @@ impl Interpreter {
                 }
             }
         }
-        if taken.is_empty() {
+        // Jinja's own rule: a turn that breaks off does not count.
+        if !has_completed {
             return self.body(&def.otherwise, &Scope::new(Some(scope)));
         }
         Ok(Flow::Next)
@@ -464,14 +470,8 @@ impl Interpreter {
                 None => Value::None,
             });
         }
-        value.defined()?;
-        match ops::slice(&value, [&bounds[0], &bounds[1], &bounds[2]])? {
-            Some(slice) => Ok(slice),
-            None => Ok(Value::undefined(format!(
-                "{} object has no slices",
-                value.type_name()
-            ))),
-        }
+        // A slice is Python's own, without Jinja's way to attributes.
+        ops::slice(&value, [&bounds[0], &bounds[1], &bounds[2]])
     }
 
     fn arguments(&mut self, arguments: &Arguments, scope: &Rc<Scope>) -> Result<Args> {

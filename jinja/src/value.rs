@@ -1,6 +1,6 @@
 //! Values as Python has them, of the types that a template can make or is given.
 
-use crate::error::{Result, refuse};
+use crate::error::{Error, Result, refuse};
 use crate::interpreter::{LoopState, MacroValue};
 use crate::meter;
 use indexmap::IndexMap;
@@ -31,7 +31,7 @@ pub(crate) enum Value {
     /// Keys, values or items of a dictionary.
     View(ViewKind, Rc<Dict>),
     /// What gives each of its items once: a generator.
-    Iter(Rc<RefCell<VecDeque<Value>>>),
+    Iter(Rc<RefCell<Iter>>),
     Namespace(Rc<RefCell<IndexMap<Arc<str>, Value>>>),
     Object(Rc<Object>),
 }
@@ -56,6 +56,27 @@ pub(crate) struct Seq {
 pub(crate) struct Dict {
     map: IndexMap<Key, (Value, Value)>,
     depth: u16,
+}
+
+/// The items of a generator that are left, and the error that comes behind them.
+#[derive(Default)]
+pub(crate) struct Iter {
+    items: VecDeque<Value>,
+    failure: Option<Error>,
+}
+
+impl Iter {
+    /// The next item.
+    pub fn next(&mut self) -> Result<Option<Value>> {
+        match (self.items.pop_front(), self.failure.take()) {
+            (Some(item), failure) => {
+                self.failure = failure;
+                Ok(Some(item))
+            }
+            (None, Some(failure)) => Err(failure),
+            (None, None) => Ok(None),
+        }
+    }
 }
 
 pub(crate) struct Range {
@@ -204,8 +225,17 @@ impl Value {
     }
 
     pub fn iter_of(items: Vec<Value>) -> Result<Value> {
+        Value::failing_iter(items, None)
+    }
+
+    /// A generator that fails behind its items. Nobody may ask for more than these.
+    pub fn failing_iter(items: Vec<Value>, failure: Option<Error>) -> Result<Value> {
+        if failure == Some(Error::Steps) {
+            return Err(Error::Steps);
+        }
         meter::spend_items(items.len())?;
-        Ok(Value::Iter(Rc::new(RefCell::new(items.into()))))
+        let items = items.into();
+        Ok(Value::Iter(Rc::new(RefCell::new(Iter { items, failure }))))
     }
 
     pub fn function(name: &'static str) -> Value {
@@ -364,7 +394,13 @@ impl Value {
                 dict.entries().map(pair).collect::<Result<_>>()?
             }
             Value::Range(range) => (0..range.len()).map(|index| range.at(index)).collect(),
-            Value::Iter(items) => items.take().into(),
+            Value::Iter(left) => {
+                let Iter { items, failure } = left.take();
+                if let Some(failure) = failure {
+                    return Err(failure);
+                }
+                items.into()
+            }
             other => return refuse(format!("'{}' object is not iterable", other.type_name())),
         };
         meter::spend_items(items.len())?;

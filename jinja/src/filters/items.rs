@@ -96,7 +96,7 @@ fn plain(name: &str, value: &Value, args: &Args) -> Result<Value> {
         "list" => Value::list(value.items()?),
         "first" => {
             let first = match value {
-                Value::Iter(items) => items.borrow_mut().pop_front(),
+                Value::Iter(items) => items.borrow_mut().next()?,
                 other => other.items()?.into_iter().next(),
             };
             Ok(first.unwrap_or_else(|| empty("first")))
@@ -222,16 +222,12 @@ fn map(value: &Value, args: &Args) -> Result<Value> {
     if !value.is_true() {
         return Value::iter_of(Vec::new());
     }
-    let mut mapped = Vec::new();
     let by_attribute =
         args.positional.is_empty() && args.named.iter().any(|(name, _)| &**name == "attribute");
     if by_attribute {
         let [attribute, usual] = args.bind("map", ["attribute", "default"], 0)?;
         let getter = Getter::of_one(attribute, Some(&Value::Bool(true)), usual)?;
-        for item in value.items()? {
-            mapped.push(getter.one(&item)?);
-        }
-        return Value::iter_of(mapped);
+        return lazily(value, |item| getter.one(&item).map(Some));
     }
     let Some((name, rest)) = args.positional.split_first() else {
         return refuse("map requires a filter argument");
@@ -244,10 +240,28 @@ fn map(value: &Value, args: &Args) -> Result<Value> {
         positional: rest.to_vec(),
         named: args.named.clone(),
     };
-    for item in value.items()? {
-        mapped.push(filter(&name, &item, &args)?);
+    lazily(value, |item| filter(&name, &item, &args).map(Some))
+}
+
+/// A generator of what `make` gives for each item, whose error is met where it is asked for that item.
+fn lazily(value: &Value, mut make: impl FnMut(Value) -> Result<Option<Value>>) -> Result<Value> {
+    let mut made = Vec::new();
+    let mut failure = None;
+    match value.items() {
+        Ok(items) => {
+            for item in items {
+                match make(item) {
+                    Ok(item) => made.extend(item),
+                    Err(error) => {
+                        failure = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        Err(error) => failure = Some(error),
     }
-    Value::iter_of(mapped)
+    Value::failing_iter(made, failure)
 }
 
 fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -276,8 +290,7 @@ fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
         named: args.named.clone(),
     };
     let wants = name.starts_with("select");
-    let mut kept = Vec::new();
-    for item in value.items()? {
+    lazily(value, |item| {
         let tested = match &getter {
             Some(getter) => getter.one(&item)?,
             None => item.clone(),
@@ -286,11 +299,8 @@ fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
             Some(test) => passes(test, &tested, &args)?,
             None => tested.is_true(),
         };
-        if passes == wants {
-            kept.push(item);
-        }
-    }
-    Value::iter_of(kept)
+        Ok((passes == wants).then_some(item))
+    })
 }
 
 fn dict_sort(value: &Value, args: &Args) -> Result<Value> {
