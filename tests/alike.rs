@@ -41,7 +41,7 @@ fn processes_of_other_settings_end_the_run_at_its_start() {
     for (other, message) in [
         (
             format!("{data} --learning_rate 1e-3"),
-            "rank 1 has other settings than rank 0: learning_rate 1e-3 (rank 0: 5e-5)",
+            "rank 1's settings differ from rank 0's: learning_rate 1e-3 (rank 0: 5e-5)",
         ),
         (
             format!("{data} --max_steps 4 --bf16"),
@@ -53,7 +53,7 @@ fn processes_of_other_settings_end_the_run_at_its_start() {
         ),
         (
             "--train_file half.txt".into(),
-            "rank 1 has other data than rank 0: the training set ",
+            "rank 1's data differ from rank 0's: the training set ",
         ),
     ] {
         let Some(runs) = run(&[(0, data), (1, &other)]) else {

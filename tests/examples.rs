@@ -58,7 +58,7 @@ fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDa
         },
         labels: None,
         finds_regression: true,
-        glue_metrics: None,
+        glue: None,
     }
 }
 

@@ -14,7 +14,7 @@ use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::{OptimizerSettings, WeightStorage};
 use xtrain::trainer::step::{Phase, TrainStep, placements};
 use xtrain_graphs::op::Op;
-use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, MASTER_WEIGHT, Schedule, ScheduleKind};
 use xtrain_graphs::{Graph, InputRole, Precision, Shape};
 use xtrain_models::{HeadKind, Model, build, freeze};
 
@@ -133,7 +133,7 @@ fn a_step_reads_what_is_frozen_and_has_nothing_else_of_it() {
             "{mesh:?}"
         );
         for parameter in parameters.iter().filter(|parameter| parameter.trained) {
-            for kept in ["exp_avg", "exp_avg_sq", "master_weight", "accumulated"] {
+            for kept in ["exp_avg", "exp_avg_sq", MASTER_WEIGHT, "accumulated"] {
                 let name = format!("{kept}.{}", parameter.name);
                 assert!(state(&some)[1].contains(name.as_str()), "{mesh:?}: {name}");
             }
@@ -221,6 +221,7 @@ fn every_mesh_freezes_as_one_device_does() {
         train(&dir, rows, mesh);
         assert_same_run(&bench, &dir, "one");
     }
+    train("scaled", 8, "--fp16 --pipeline_parallel 2");
     if processes::has_gloo() {
         for (index, mesh) in ["--shard_parallel 2", "--pipeline_parallel 2"]
             .iter()

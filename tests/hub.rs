@@ -13,7 +13,7 @@ use test_server::{Fault, TestHub};
 
 use crate::support::{Command, data_dir, xtrain};
 
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn start(data: &Path) -> TestHub {
     let hub = TestHub::start();

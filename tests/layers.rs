@@ -66,7 +66,7 @@ fn imports_point_downwards() {
 /// Tests do not count.
 #[test]
 fn files_of_a_room_import_in_one_direction() {
-    for src in ["src", "models/src", "xla_graphs/src"] {
+    for src in ["src", "src/jinja/src", "models/src", "xla_graphs/src"] {
         let sources = Crate::read(src);
         for room in sources.rooms() {
             let circles = sources.circles(Some(&room));
@@ -141,6 +141,16 @@ fn lower_crates_stay_pure() {
     }
 }
 
+/// Families multiply by their matrices in one place: what an adapter or another form of a matrix
+/// changes is that file.
+#[test]
+fn families_multiply_by_matrices_in_one_file() {
+    let src = root().join("models/src");
+    let multiplies = |file: &PathBuf| fs::read_to_string(file).unwrap().contains(".matmul");
+    let found: Vec<PathBuf> = rust_files(&src).into_iter().filter(multiplies).collect();
+    assert_eq!(found, [src.join("linear.rs")]);
+}
+
 /// What resolves flags names every choice: an arm for the rest would turn a new choice, or a
 /// forgotten one, into another.
 #[test]
@@ -150,7 +160,9 @@ fn no_choice_is_resolved_by_an_arm_for_the_rest() {
         "command_line.rs",
         "config_file.rs",
         "error.rs",
+        "foreign.rs",
         "forms.rs",
+        "help.rs",
         "instead.rs",
         "kind.rs",
         "lookup.rs",

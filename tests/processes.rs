@@ -598,7 +598,10 @@ fn a_rendezvous_that_cannot_be_says_why() {
         "battery staple",
         &format!("--nnodes 2 --node_rank 1 --rdzv_endpoint {endpoint}"),
     );
-    assert!(stranger.contains("its secret is another one"), "{stranger}");
+    assert!(
+        stranger.contains("it presented a different secret"),
+        "{stranger}"
+    );
     let other = join(
         "correct horse",
         &format!("--nnodes 3 --node_rank 1 --rdzv_endpoint {endpoint}"),

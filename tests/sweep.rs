@@ -133,7 +133,7 @@ fn a_sweep_replaces_runs_of_another_command_only_when_told() {
     assert_eq!(run.code, Some(2), "{}", run.stderr);
     assert!(
         run.stderr.contains(
-            "error: grid/learning_rate=1e-4 was made with other flags\nhint: name another --output_dir, or add --overwrite_output_dir"
+            "error: grid/learning_rate=1e-4 was created with different flags\nhint: name another --output_dir, or add --overwrite_output_dir"
         ),
         "{}",
         run.stderr

@@ -144,7 +144,7 @@ impl Config {
             .transpose()
     }
 
-    fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+    pub(crate) fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| Error::MissingKey {
             source_name: self.source.clone(),
             key: self.key(key).to_string(),

@@ -58,6 +58,12 @@ pub enum Error {
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,
+    /// Texts that may grow over the length at which `longrope` changes.
+    #[error(
+        "longrope: with room for {tokens} tokens a text can pass the {original} of `original_max_position_embeddings`, where kept keys would \
+         need other frequencies, which is not implemented; shorten the prompt or lower --max_new_tokens"
+    )]
+    LongGeneration { tokens: usize, original: usize },
     /// A cache for other models.
     #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]
     CacheLayers { layers: usize },

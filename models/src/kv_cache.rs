@@ -53,6 +53,11 @@ impl KvCache {
         }
     }
 
+    /// S
+    pub(crate) fn columns(&self) -> usize {
+        self.layers.first().map_or(0, |[keys, _]| keys.dims()[1])
+    }
+
     /// Keys and values of each layer with those of this pass, once the model has recorded it.
     pub fn take_extended(&self) -> Vec<[Tensor; 2]> {
         self.extended.take()

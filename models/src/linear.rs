@@ -132,30 +132,3 @@ impl Weights<'_> {
         Ok(product.add(&bias)?)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
-
-    /// Families multiply by their matrices here and nowhere else: what an adapter or another form of
-    /// a matrix changes is this file.
-    #[test]
-    fn no_family_multiplies_by_a_matrix_itself() {
-        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let mut open = vec![src.clone()];
-        let mut found = Vec::new();
-        while let Some(path) = open.pop() {
-            if path.is_dir() {
-                open.extend(
-                    fs::read_dir(path)
-                        .unwrap()
-                        .map(|entry| entry.unwrap().path()),
-                );
-            } else if fs::read_to_string(&path).unwrap().contains(".matmul") {
-                found.push(path.strip_prefix(&src).unwrap().to_path_buf());
-            }
-        }
-        assert_eq!(found, [Path::new("linear.rs")]);
-    }
-}

@@ -5,7 +5,7 @@
 
 use crate::batch::TokenBatch;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::f64::consts::PI;
 use xtrain_graphs::{DType, Tensor};
@@ -15,8 +15,16 @@ use xtrain_graphs::{DType, Tensor};
 pub(crate) struct Rotary {
     /// R / 2 of them.
     frequencies: Vec<f32>,
-    /// Factor on sine and cosine (`yarn`).
+    /// Factor on sine and cosine (`yarn`, `longrope`).
     factor: f64,
+    /// What takes their place in longer rows (`longrope`).
+    long: Option<LongRotary>,
+}
+
+/// The frequencies of rows with more tokens than the model was pretrained with.
+struct LongRotary {
+    original: usize,
+    frequencies: Vec<f32>,
 }
 
 /// Where a configuration says how the layers of a kind rotate.
@@ -29,9 +37,9 @@ pub(crate) struct RotaryKeys {
     pub is_scaled: bool,
     /// Whether part of a head may be rotated: transformers' other models cannot.
     pub may_be_partial: bool,
-    /// Whether there are other kinds than `default`. Phi-3's other one is `longrope`, which older
-    /// configurations call `su` and `yarn`.
-    pub may_be_scaled: bool,
+    /// Whether `longrope` is the only kind besides `default`, as in Phi-3, whose older configurations
+    /// call it `su` and `yarn`.
+    pub is_default_or_long: bool,
 }
 
 /// Most models': all layers alike.
@@ -40,7 +48,7 @@ pub(crate) const ROTARY: RotaryKeys = RotaryKeys {
     theta: "rope_theta",
     is_scaled: true,
     may_be_partial: false,
-    may_be_scaled: true,
+    is_default_or_long: false,
 };
 
 impl RotaryKeys {
@@ -140,12 +148,26 @@ impl Rotary {
             None => "type",
         };
         let kind = settings.text_or(kind_key, "default")?;
-        if !keys.may_be_scaled && kind != "default" {
-            let reason = "this kind, longrope in transformers, is not implemented; known: default";
-            return Err(settings.unsupported(kind_key, reason));
-        }
-        match kind.as_str() {
+        let kind = match (keys.is_default_or_long, kind.as_str()) {
+            (true, "su" | "yarn") => "longrope",
+            (true, "default" | "longrope") | (false, _) => kind.as_str(),
+            (true, _) => {
+                let reason = "models of this type know default and longrope";
+                return Err(settings.unsupported(kind_key, reason));
+            }
+        };
+        match kind {
             "default" => Ok(plain),
+            // It scales rows beyond max_position_embeddings, which no row is.
+            "dynamic" => positive("factor").map(|_| plain),
+            "longrope" => {
+                let original = settings.size("original_max_position_embeddings")?;
+                let factor = match settings.get("factor") {
+                    Some(_) => positive("factor")?,
+                    None => config.size("max_position_embeddings")? as f64 / original as f64,
+                };
+                Rotary::long(&settings, rotated, factor, original)
+            }
             "linear" => {
                 let factor = positive("factor")? as f32;
                 Ok(plain.each(|_, frequency| frequency / factor))
@@ -190,7 +212,7 @@ impl Rotary {
             }
             _ => Err(settings.unsupported(
                 kind_key,
-                "this scaling is not implemented; known: default, linear, llama3, yarn",
+                "this scaling is not implemented; known: default, linear, dynamic, llama3, yarn, longrope",
             )),
         }
     }
@@ -204,6 +226,61 @@ impl Rotary {
         Rotary {
             frequencies: (0..rotated.div_ceil(2)).map(frequency).collect(),
             factor: 1.0,
+            long: None,
+        }
+    }
+
+    /// Ding et al. 2024, "LongRoPE": each pair has a factor for rows within the `original` length of
+    /// pretraining, and another for longer ones; `factor` is how much longer rows may be.
+    fn long(settings: &Config, rotated: usize, factor: f64, original: usize) -> Result<Self> {
+        let base = settings.float("rope_theta")?;
+        let pairs = rotated.div_ceil(2);
+        let frequencies = |key: &str| {
+            let numbers = settings.required(key, settings.get(key))?.as_array();
+            let factors: Option<Vec<f32>> = numbers.and_then(|numbers| {
+                let positive = |x: &Value| x.as_f64().filter(|x| *x > 0.0).map(|x| x as f32);
+                numbers.iter().map(positive).collect()
+            });
+            let Some(factors) = factors.filter(|factors| factors.len() == pairs) else {
+                let reason =
+                    format!("must be a list of {pairs} positive numbers, one for each pair");
+                return Err(settings.unsupported(key, reason));
+            };
+            let of = |(i, factor): (usize, f32)| {
+                let exponent = (2 * i) as f32 / rotated as f32;
+                1.0 / (factor * base.powf(f64::from(exponent)) as f32)
+            };
+            Ok(factors.into_iter().enumerate().map(of).collect())
+        };
+        let usual = match factor {
+            ..=1.0 => 1.0,
+            _ => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        Ok(Rotary {
+            frequencies: frequencies("short_factor")?,
+            factor: settings.float_or("attention_factor", usual)?,
+            long: Some(LongRotary {
+                original,
+                frequencies: frequencies("long_factor")?,
+            }),
+        })
+    }
+
+    /// The frequencies of a batch's rows, by their length with padding, as in transformers.
+    ///
+    /// # Errors
+    /// If keys of shorter rows may have been kept with other frequencies when a text grows longer.
+    fn of(&self, batch: &TokenBatch) -> Result<&[f32]> {
+        let Some(long) = &self.long else {
+            return Ok(&self.frequencies);
+        };
+        match &batch.cache {
+            Some(cache) if cache.columns() > long.original => Err(Error::LongGeneration {
+                tokens: cache.columns(),
+                original: long.original,
+            }),
+            None if batch.size()[1] > long.original => Ok(&long.frequencies),
+            _ => Ok(&self.frequencies),
         }
     }
 
@@ -274,7 +351,7 @@ impl Rotary {
         let trace = batch.input_ids.trace();
         let _scope = trace.scope("rotary");
         let frequencies = self
-            .frequencies
+            .of(batch)?
             .iter()
             .map(|&frequency| {
                 trace
@@ -477,6 +554,32 @@ mod tests {
     }
 
     #[test]
+    fn longer_rows_have_frequencies_of_their_own() {
+        let long = json!({"rope_theta": 100.0, "original_max_position_embeddings": 16, "rope_scaling": {
+            "type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1, 2, 3, 4.5]}});
+        let keys = RotaryKeys {
+            is_default_or_long: true,
+            ..ROTARY
+        };
+        let of = |length: usize| {
+            let trace = xtrain_graphs::Trace::new();
+            let ids = trace.iota(DType::S32, &[2, length], 1).unwrap();
+            let rotary = rotary(long.clone(), &keys).unwrap();
+            rotary.of(&TokenBatch::new(ids)).unwrap().to_vec()
+        };
+        let plain = Rotary::new(100.0, 8).frequencies;
+        assert_eq!(of(16), plain);
+        let ratio = plain[3] / of(17)[3];
+        assert!((ratio - 4.5).abs() < 1e-5, "{ratio}");
+        let factor = rotary(long, &keys).unwrap().factor;
+        // 64 positions are 4 times 16.
+        assert!((factor - 1.5f64.sqrt()).abs() < 1e-12, "{factor}");
+        let other = json!({"rope_theta": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}});
+        let message = rotary(other, &keys).err().unwrap().to_string();
+        assert!(message.contains("default and longrope"), "{message}");
+    }
+
+    #[test]
     fn yarn_keeps_what_turns_often() {
         let yarn = json!({"rope_parameters": {"rope_theta": 100.0, "rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 64}});
@@ -493,8 +596,16 @@ mod tests {
         let of = |parameters: Value| json!({"rope_theta": 1e4, "rope_parameters": parameters});
         for (config, words) in [
             (
-                of(json!({"rope_type": "dynamic"})),
+                of(json!({"rope_type": "proportional"})),
                 ["rope_type", "llama3, yarn"],
+            ),
+            (
+                of(json!({"rope_type": "longrope", "short_factor": [1.0, 1.0, 1.0, 1.0]})),
+                ["long_factor", "missing"],
+            ),
+            (
+                of(json!({"rope_type": "longrope", "short_factor": [1.0, 1.0]})),
+                ["short_factor", "list of 4 positive numbers"],
             ),
             (
                 of(json!({"rope_type": "linear"})),

@@ -284,7 +284,7 @@ mod tests {
         let id = stored(&store, "train");
         assert!(store.find(&header("train").key).unwrap().is_some());
         assert!(store.find(&header("eval").key).unwrap().is_none());
-        // Renamed by hand, or by a wicked hand.
+        // Renamed, by accident or maliciously.
         fs::rename(store.path(&id), store.path(&header("eval").key.id())).unwrap();
         assert!(
             matches!(store.find(&header("eval").key), Err(Damage::Foreign(part)) if part == "graph")

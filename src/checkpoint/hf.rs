@@ -16,6 +16,9 @@ use super::shards::{self, Shards};
 use super::weights::{TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors};
 
 pub const CONFIG_FILE: &str = "config.json";
+/// The settings of an adapter of PEFT.
+pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
 pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 pub const TRAINER_STATE_FILE: &str = "trainer_state.json";
 

@@ -86,7 +86,7 @@ impl Display for Holder {
     }
 }
 
-/// Why a lock was not to be had at once.
+/// Why a lock was not acquired at once.
 #[derive(Debug, PartialEq)]
 pub enum Refused {
     /// A living process has it, by this description.
@@ -96,9 +96,9 @@ pub enum Refused {
 }
 
 impl Lock {
-    /// Waits for the lock, and says so: `doing` is what its holder does meanwhile. `None` where
-    /// locks are not to be had (a read-only directory, a file system without them): then several
-    /// processes may do the same.
+    /// Waits for the lock, and says so: `doing` is the work of its holder. `None` where
+    /// locking is unsupported (a read-only directory, a file system without locks): then several
+    /// processes may do the same work.
     pub fn wait(path: &Path, doing: &str) -> Option<Lock> {
         fs::create_dir_all(path.parent()?).ok()?;
         let file = match attempt(path, false).ok()? {

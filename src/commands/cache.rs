@@ -8,24 +8,31 @@ mod upkeep;
 
 use super::{Error, Outcome};
 use crate::cache::Store;
-use crate::config::{CacheAction, CachePlan};
+use crate::config::{CachePlan, CacheVerb};
 
 pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
-    let store = Store::new(plan.dir);
-    match plan.action {
-        CacheAction::List { json } => list::list(&store, json)?,
-        CacheAction::Stats { json } => list::stats(&store, json)?,
-        CacheAction::Path => outln!("{}", store.dir().display()),
-        CacheAction::Show { id, form } => show::show(&store, &id, form)?,
-        CacheAction::Explain { older, newer } => show::explain(&store, older.as_deref(), &newer)?,
-        CacheAction::Verify { ids, device } => upkeep::verify(&store, &ids, &device)?,
-        CacheAction::Prune(rules) => upkeep::prune(&store, &rules)?,
-        CacheAction::Export {
-            file,
-            ids,
-            modules_only,
-        } => upkeep::export(&store, &file, &ids, modules_only)?,
-        CacheAction::Import { file } => upkeep::import(&store, &file)?,
+    let (store, flags) = (Store::new(plan.dir()), &*plan.flags);
+    let missing = || {
+        Error::usage(
+            "cache: a word or a flag is missing",
+            "see `xtrain cache --help`",
+        )
+    };
+    let file = || flags.file.as_deref().ok_or_else(missing);
+    let ids: Vec<&str> = flags.id.iter().map(String::as_str).collect();
+    match (plan.verb, &ids[..]) {
+        (CacheVerb::Ls, _) => list::list(&store, *flags.json)?,
+        (CacheVerb::Stats, _) => list::stats(&store, *flags.json)?,
+        (CacheVerb::Path, _) => outln!("{}", store.dir().display()),
+        (CacheVerb::Show, [id, ..]) => show::show(&store, id, flags)?,
+        (CacheVerb::Explain, [newer]) => show::explain(&store, None, newer)?,
+        (CacheVerb::Explain, [older, .., newer]) => show::explain(&store, Some(older), newer)?,
+        (CacheVerb::Verify, _) => upkeep::verify(&store, &flags.id, &plan.device())?,
+        (CacheVerb::Prune, _) => upkeep::prune(&store, flags)?,
+        (CacheVerb::Export, _) => upkeep::export(&store, file()?, &flags.id, *flags.modules_only)?,
+        (CacheVerb::Import, _) => upkeep::import(&store, file()?)?,
+        // A rule refuses these.
+        (CacheVerb::Show | CacheVerb::Explain, []) => return Err(missing()),
     }
     Ok(Outcome::Done)
 }

@@ -6,24 +6,33 @@ use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
 use crate::engine::{Run, failed};
-use serde_json::Value;
+use crate::tasks::Split;
+use serde_json::{Map, Value};
 use std::io::IsTerminal;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
-    let record = run.evaluate()?.record(None, None);
+    let mut results = Map::new();
+    for split in run.halves(Split::Validation) {
+        let record = run.evaluate_until(split, &|| false)?.record(None, None);
+        results.extend(record.results());
+        if *run.plan.train.flags.json {
+            continue;
+        }
+        if std::io::stdout().is_terminal() {
+            out!("{}", record.table());
+        } else {
+            outln!("{}", record.printed());
+        }
+    }
     if *run.plan.train.flags.json {
-        outln!("{}", Value::Object(record.results()));
-    } else if std::io::stdout().is_terminal() {
-        out!("{}", record.table());
-    } else {
-        outln!("{}", record.printed());
+        outln!("{}", Value::Object(results.clone()));
     }
     let dir = &run.plan.train.output_dir;
     // Without a directory, results are only printed.
     if !dir.as_os_str().is_empty() && ProcessGroup::this_writes() {
         create_output_dir(dir)?;
-        save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+        save_metrics(dir, "eval", &results).map_err(failed("saving the results"))?;
     }
     Ok(Outcome::Done)
 }

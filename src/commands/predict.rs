@@ -6,6 +6,7 @@ use crate::checkpoint::named::write_named_bytes;
 use crate::config::PredictPlan;
 use crate::engine::{Run, failed};
 use crate::report::output;
+use crate::tasks::Split;
 use std::path::Path;
 
 /// Predicts as the plan says, and writes the predictions.
@@ -18,9 +19,13 @@ pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
         check_output("--output_file", path)?;
     }
     let mut run = Run::prepare(plan.run)?;
-    let predictions = run.predict()?;
-    let (_, text) = run.task.predictions(&predictions, plan.include_text)?;
-    save(&text, predictions.len(), plan.output_file.as_deref())?;
+    let predictions = run.predict(Split::Test)?;
+    let files = run
+        .task
+        .predictions(Split::Test, &predictions, plan.include_text)?;
+    if let Some((_, text)) = files.first() {
+        save(text, predictions.len(), plan.output_file.as_deref())?;
+    }
     Ok(Outcome::Done)
 }
 

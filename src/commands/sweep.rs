@@ -50,7 +50,7 @@ impl Done {
     fn read(path: &Path) -> Result<Done, Error> {
         let reading = |error: io::Error| {
             Error::because(format!("reading {}", path.display()), error).with_hint(
-                "it lists the runs that are done: mend it, remove it to make them again, or name another --output_dir",
+                "it lists the finished runs: fix it, remove it to make them again, or name another --output_dir",
             )
         };
         match files::read(path) {
@@ -98,7 +98,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     let is_kept = |run: &&&SweptRun| done.0.contains_key(&run.name) && !run.replaces;
     if let Some(run) = left.iter().find(is_kept) {
         let problem = format!(
-            "{} was made with other flags",
+            "{} was created with different flags",
             plan.output_dir.join(&run.name).display()
         );
         return Err(Error::usage(
@@ -179,7 +179,7 @@ pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
     let (count, names) = (failures.len(), failures.join("; "));
     Err(
         Error::failed(format!("{count} of {all} runs failed: {names}"))
-            .with_hint("mend what their .log files say; the same command then makes only those"),
+            .with_hint("fix the errors in their .log files and rerun: finished runs are skipped"),
     )
 }
 

@@ -8,10 +8,11 @@ use crate::engine::device::create_output_dir;
 use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
-use crate::report::records::Record;
 use crate::report::telemetry::{self, TELEMETRY_FILE};
 use crate::report::terminal::folded;
+use crate::tasks::Split;
 use crate::trainer::interrupt::Interrupt;
+use serde_json::Map;
 use std::path::Path;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
@@ -124,11 +125,15 @@ fn after_training(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcom
         }
     }
     if run.plan.do_predict {
-        let predictions = run.predict()?;
-        if ProcessGroup::this_writes() {
-            let (name, text) = run.task.predictions(&predictions, false)?;
-            let path = run.plan.train.output_dir.join(name);
-            predict::save(&text, predictions.len(), Some(&path))?;
+        for split in run.halves(Split::Test) {
+            let predictions = run.predict(split)?;
+            if !ProcessGroup::this_writes() {
+                continue;
+            }
+            for (name, text) in run.task.predictions(split, &predictions, false)? {
+                let path = run.plan.train.output_dir.join(name);
+                predict::save(&text, predictions.len(), Some(&path))?;
+            }
         }
     }
     Ok(Outcome::Done)
@@ -137,28 +142,33 @@ fn after_training(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcom
 /// Evaluates the weights on the device and writes the results, unless a signal asks for the end:
 /// half a set's loss is no result.
 fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
-    if let Some(record) = run.last_evaluation() {
-        return save_evaluation(run, record);
+    let mut results = Map::new();
+    for split in run.halves(Split::Validation) {
+        if let Some(record) = run.last_evaluation().filter(|_| split == Split::Validation) {
+            results.extend(record.results());
+            continue;
+        }
+        let received = || interrupt.and_then(Interrupt::received);
+        let evaluation = run.evaluate_until(split, &|| received().is_some())?;
+        if let Some(signal) = received() {
+            return Ok(stopped_evaluating(run, signal));
+        }
+        results.extend(run.log_evaluation(&evaluation)?.results());
     }
-    let received = || interrupt.and_then(Interrupt::received);
-    let evaluation = run.evaluate_until(&|| received().is_some())?;
-    if let Some(signal) = received() {
-        let dir = run.plan.train.output_dir.display();
-        errln!("stopped during the last evaluation; the trained model is in {dir}");
-        errln!(
-            "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
-            run.plan.task.name()
-        );
-        return Ok(Outcome::Interrupted { signal });
-    }
-    let record = run.log_evaluation(&evaluation)?;
-    save_evaluation(run, &record)
-}
-
-fn save_evaluation(run: &Run, record: &Record) -> Result<Outcome, Error> {
     if ProcessGroup::this_writes() {
         let dir = &run.plan.train.output_dir;
-        save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+        save_metrics(dir, "eval", &results).map_err(failed("saving the results"))?;
     }
     Ok(Outcome::Done)
+}
+
+/// Says what is whole where a signal ended the last evaluation.
+fn stopped_evaluating(run: &Run, signal: i32) -> Outcome {
+    let dir = run.plan.train.output_dir.display();
+    errln!("stopped during the last evaluation; the trained model is in {dir}");
+    errln!(
+        "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
+        run.plan.task.name()
+    );
+    Outcome::Interrupted { signal }
 }

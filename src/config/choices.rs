@@ -161,12 +161,6 @@ choices! {
         AllCheckpoints = "all_checkpoints",
     }
 
-    /// An experiment tracker.
-    enum TrackerName {
-        TensorBoard = "tensorboard",
-        Mlflow = "mlflow",
-    }
-
     /// What `xtrain report` writes.
     enum ReportFormat {
         Html = "html",

@@ -117,6 +117,7 @@ pub mod sets {
         SFT = Train(Sft) | Eval(Sft) | Compile(Sft) | Fit(Sft),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
+        TRAIN_EVAL_CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),
         PREDICT_CLS = Predict(Cls),
         TOKEN_CLS = Train(TokenCls) | Eval(TokenCls) | Compile(TokenCls) | Fit(TokenCls)

@@ -26,8 +26,8 @@ pub enum Parsed {
     Flags(Box<Flags>),
 }
 
-/// Mistakes that are looked for; nobody reads more.
-const MOST_MISTAKES: usize = 200;
+/// How often a line is read again: more mistakes are not listed.
+const MOST_READINGS: usize = 500;
 
 /// Reads the words of a command line, program name first.
 ///
@@ -79,8 +79,10 @@ enum Found {
 
 /// Reads the command's words and a `--device` before or between them.
 fn start(words: &[String]) -> Result<Found, UsageError> {
-    let read = tree::front().try_get_matches_from(words);
-    let read = read.map_err(|error| before_the_command(words, &error))?;
+    let read = match tree::front().try_get_matches_from(words) {
+        Ok(read) => read,
+        Err(error) => return before_the_command(words, &error),
+    };
     let (mut verb, mut matches) = ("", &read);
     loop {
         if matches.get_flag("help") {
@@ -185,10 +187,12 @@ impl Reader {
             // As launchers have it, the first word of a command ends their own flags.
             words.insert(at, "--".into());
         }
-        words
-            .iter_mut()
-            .take_while(|word| *word != "--")
-            .for_each(|word| spell(word, command));
+        let mut is_text = false;
+        for word in words.iter_mut().take_while(|word| *word != "--") {
+            spell(word, command, is_text);
+            let flag = lookup::find(word.trim_start_matches("--"), command);
+            is_text = flag.is_some_and(|flag| flag.kind.form == Form::Prose);
+        }
         Reader {
             command,
             clap: tree::reader(command),
@@ -199,14 +203,14 @@ impl Reader {
 
     /// Each flag once with its texts, in the order typed, and the mistakes.
     fn read(mut self) -> (Vec<(&'static Flag, Vec<String>)>, Vec<UsageError>) {
+        let mut readings = 0;
         let matches = loop {
             match self.matches(self.words.len()) {
                 Ok(matches) => break matches,
-                Err(error) => self.mend(&error),
+                Err(error) if readings < MOST_READINGS => self.mend(&error),
+                Err(error) => self.give_up(&error),
             }
-            if self.mistakes.len() > MOST_MISTAKES {
-                self.words.clear();
-            }
+            readings += 1;
         };
         let mut given: Vec<(usize, &Flag, Vec<String>)> = Vec::new();
         for flag in lookup::of(self.command) {
@@ -223,7 +227,7 @@ impl Reader {
         (given.collect(), mistakes.collect())
     }
 
-    /// clap's reading of the first so many words.
+    /// clap's reading of the first `count` words.
     fn matches(&mut self, count: usize) -> Result<ArgMatches, clap::Error> {
         let words = self.words[..count].iter().map(|(_, word)| word);
         self.clap.try_get_matches_from_mut(words)
@@ -346,7 +350,10 @@ impl Reader {
             return;
         }
         if !is_flag_like(&word) {
-            return self.word(at);
+            return match lookup::positional(self.command) {
+                Some(_) => self.odd_word(at),
+                None => self.word(at),
+            };
         }
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -363,15 +370,8 @@ impl Reader {
             }
             return;
         }
-        // `--no_X` turns a switch off, as transformers' parser has it.
-        let negated = name
-            .strip_prefix("--no_")
-            .or(name.strip_prefix("--no-"))
-            .and_then(|name| lookup::find(name, self.command))
-            .filter(|flag| matches!(flag.kind.form, Form::Switch | Form::Anything));
-        match (negated, value) {
-            (Some(flag), None) => self.words[at].1 = format!("--{}=false", flag.name),
-            (Some(flag), Some(_)) => {
+        match negated(name, self.command) {
+            Some(flag) => {
                 let mistake = UsageError::illegal(
                     format!("{name} takes no value"),
                     format!("write {name}, or --{} false", flag.name),
@@ -379,8 +379,22 @@ impl Reader {
                 let (place, _) = self.words.remove(at);
                 self.mistakes.push((place, mistake));
             }
-            (None, _) => self.unknown_flag(at, name, value.is_some()),
+            None => self.unknown_flag(at, name, value.is_some()),
         }
+    }
+
+    /// A word with a hyphen that clap takes for a flag and is none, such as `-inf`: after `--` it is a
+    /// word.
+    fn odd_word(&mut self, at: usize) {
+        let end = (self.words[at].0, "--".to_string());
+        if starter(self.command).is_some() {
+            return self.words.insert(at, end);
+        }
+        let word = self.words.remove(at);
+        if !self.words.iter().any(|(_, word)| word == "--") {
+            self.words.push(end);
+        }
+        self.words.push(word);
     }
 
     /// A word that belongs to no flag, of a command that takes none: a settings file, or a mistake.
@@ -409,9 +423,8 @@ impl Reader {
             (false, false) => usize::MAX,
         };
         let values = self.words[at..].iter();
-        let values = values
-            .take_while(|(_, word)| !is_flag_like(word))
-            .take(most);
+        let is_value = |word: &str| !is_flag_like(word) && !(takes_words && begins_command(word));
+        let values = values.take_while(|(_, word)| is_value(word)).take(most);
         self.words.drain(at..at + values.count());
         let mistake = unknown_flag(name, self.command);
         self.mistakes.push((place, mistake));
@@ -454,8 +467,16 @@ fn unknown_flag(arg: &str, command: CommandName) -> UsageError {
     }
 }
 
-/// Writes a flag in the one way that clap knows: every name in either spelling is accepted.
-fn spell(word: &mut String, command: CommandName) {
+/// The switch that `--no_X` turns off, as transformers' parser has it.
+fn negated(name: &str, command: CommandName) -> Option<&'static Flag> {
+    let name = name.strip_prefix("--no_").or(name.strip_prefix("--no-"))?;
+    let flag = lookup::find(name, command)?;
+    matches!(flag.kind.form, Form::Switch | Form::Anything).then_some(flag)
+}
+
+/// Writes a flag in the one way that clap knows: every name in either spelling is accepted. A word that
+/// may be a text negates nothing.
+fn spell(word: &mut String, command: CommandName, is_text: bool) {
     let Some(rest) = word.strip_prefix("--") else {
         return;
     };
@@ -468,6 +489,10 @@ fn spell(word: &mut String, command: CommandName) {
             Some(value) => format!("--{}={value}", flag.name),
             None => format!("--{}", flag.name),
         };
+    } else if let Some(flag) = negated(word, command)
+        && !is_text
+    {
+        *word = format!("--{}=false", flag.name);
     }
 }
 
@@ -501,6 +526,11 @@ fn starter(command: CommandName) -> Option<&'static Starter> {
     STARTERS.iter().find(|starter| starter.id == command)
 }
 
+/// Whether a word is the first of a command that another one can start.
+fn begins_command(word: &str) -> bool {
+    ["train", "eval", "bench"].contains(&word)
+}
+
 /// Where the command begins that a starter starts: at a first word that is no flag and no flag's value.
 fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
     let takes_any = |word: &String| {
@@ -510,7 +540,7 @@ fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
         (!matches!(form, List | Positional | Switch | Anything)).then_some(())
     };
     let begins = |at: &usize| {
-        ["train", "eval", "bench"].contains(&&*words[*at])
+        begins_command(&words[*at])
             && at
                 .checked_sub(1)
                 .is_none_or(|before| takes_any(&words[before]).is_none())
@@ -551,21 +581,27 @@ fn incomplete(words: &str) -> UsageError {
     }
 }
 
-/// A flag too early, or `--device` without its value.
-fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
+/// A flag too early, or `--device` without its value, unless a flag before it asks for help.
+fn before_the_command(words: &[String], error: &clap::Error) -> Result<Found, UsageError> {
     let arg = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => arg,
-        _ => return no_value(lookup::find("device", CommandName::Doctor).unwrap_or(config_flag())),
+        _ => return Err(no_value(tree::device())),
     };
     let at = words.iter().position(|word| word.starts_with(arg));
     let arg = at.map_or(arg, |at| &words[at]);
-    let mut before = words[..at.unwrap_or_default()].iter();
-    let verb = before.find(|word| VERBS.iter().any(|(verb, _)| verb == word));
-    let verb = verb.map_or("", String::as_str);
+    let mut verb = "";
+    for word in &words[..at.unwrap_or_default()] {
+        match word.as_str() {
+            "-V" | "--version" => return Ok(Found::Text(help::version())),
+            "-h" | "--help" => return Ok(Found::Text(help::page(verb, word))),
+            word if VERBS.iter().any(|(known, _)| *known == word) => verb = word,
+            _ => {}
+        }
+    }
     let name = arg.trim_start_matches('-').split('=').next();
     let commands = lookup::commands_taking(name.unwrap_or_default());
     let begun = commands.iter().find(|command| command.starts_with(verb));
-    match begun.or(commands.first()) {
+    Err(match begun.or(commands.first()) {
         Some(command) => UsageError::illegal(
             format!("{arg} stands before the command"),
             format!("write it after: `xtrain {command} {arg} ...`"),
@@ -573,7 +609,7 @@ fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
         None => UsageError::CommandLine {
             problem: format!("unknown flag {arg} before the command"),
         },
-    }
+    })
 }
 
 fn no_value(flag: &Flag) -> UsageError {

@@ -25,7 +25,7 @@ pub fn together(settings: &BTreeMap<&'static str, String>) -> BTreeMap<String, S
         .collect()
 }
 
-/// The flags whose values are nobody else's business.
+/// Flags with private values (secrets).
 const SECRETS: [&str; 2] = ["token", "hub_token"];
 
 /// Words as they were typed, without the values of secrets.
@@ -66,10 +66,11 @@ impl fmt::Debug for Flags {
 }
 
 impl Flags {
-    /// `train` trains unless `--do_train false` is given; `--do_eval` alone means "evaluate, do not
-    /// train", as in run_clm.
+    /// `train` trains unless `--do_train false` is given; `--do_eval` or `--do_predict` alone means
+    /// "use, do not train", as in run_glue.
     pub fn trains(&self) -> bool {
-        TRAIN.contains(self.command) && self.do_train.unwrap_or(*self.do_eval != Some(true))
+        let is_used = *self.do_eval == Some(true) || *self.do_predict;
+        TRAIN.contains(self.command) && self.do_train.unwrap_or(!is_used)
     }
 
     /// `eval` does. In training, as TrainingArguments has it, a strategy that evaluates turns
@@ -79,7 +80,7 @@ impl Flags {
         EVAL.contains(self.command) || self.do_eval.unwrap_or(by_strategy)
     }
 
-    /// The note that `--do_eval` alone does not train, or that what is evaluated has random weights; the
+    /// The note that `--do_eval` or `--do_predict` alone does not train, or that what is evaluated has random weights; the
     /// first process of a job prints it.
     pub fn evaluation_note(&self) -> Option<String> {
         let is_first = self.member().ok()?.is_none_or(|member| member.rank == 0);
@@ -89,9 +90,21 @@ impl Flags {
         } else if is_random {
             Some("the model has random weights: no --model_name_or_path is given".into())
         } else if TRAINING.contains(self.command) && !self.trains() && !self.do_train.is_given() {
-            Some("--do_eval without --do_train only evaluates; add --do_train to train, too".into())
+            let (flag, does) = self.use_without_training();
+            Some(format!(
+                "{flag} without --do_train only {does}; add --do_train to train, too"
+            ))
         } else {
             None
+        }
+    }
+
+    /// The flag that uses a model where none is trained, and what it does.
+    pub fn use_without_training(&self) -> (&'static str, &'static str) {
+        if *self.do_eval == Some(true) || !*self.do_predict {
+            ("--do_eval", "evaluates")
+        } else {
+            ("--do_predict", "labels")
         }
     }
 

@@ -13,6 +13,7 @@ use super::forms::*;
 use super::instead;
 use super::kind::*;
 use super::setting::{Setting, Typed};
+use crate::data::features::Features;
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
 use crate::report::records::LogFormat;
@@ -144,8 +145,8 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directories of the runs to watch, several beside each other; a sweep's stands for its
-    /// runs
+    /// Output directories of the runs to watch, several beside each other; a sweep
+    /// directory includes all of its runs
     watched: RunPaths, TOP, name "run";
     /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
@@ -160,10 +161,10 @@ Run {
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
-    /// Write to an output directory that a run on another host has locked; only if that run has
-    /// ended
+    /// Write to an output directory that a run on another host has locked; use only if
+    /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
-    /// Train; default: true unless only --do_eval is given
+    /// Train; default: true unless only --do_eval or --do_predict is given
     do_train: Option<bool>, TRAIN, processes agree;
     /// Evaluate at the end; default: true if eval_strategy is not no
     do_eval: Option<bool>, TRAIN, processes agree;
@@ -246,8 +247,11 @@ Data {
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// Files to evaluate on; default: validation_split_percentage of train_file
     validation_file: Paths, TRAIN_EVAL, processes differ;
-    /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
-    /// is not given
+    /// mnli's second set to evaluate on, whose metrics end in _mm; files of validation_file with
+    /// mismatched in their names are taken for it
+    validation_mismatched_file: Paths, TRAIN_EVAL_CLS, processes differ;
+    /// Data set on the Hub or in a directory, instead of train_file and validation_file, and of
+    /// test_file if that is not given
     dataset_name: Option<DatasetName>, READING;
     /// Configuration of the data set; required if it has several
     dataset_config_name: Option<String>, READING;
@@ -256,6 +260,9 @@ Data {
     validation_split_percentage: Percent = "5", TRAIN_EVAL;
     /// Files whose rows to label; no label column needed
     test_file: Paths, TRAIN_LABELLED | PREDICT, processes differ;
+    /// mnli's second set to label, into predictions_mm.csv; files of test_file with mismatched in
+    /// their names are taken for it
+    test_mismatched_file: Paths, TRAIN_LIKE_CLS, processes differ;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words; sft, texts or conversations: prompt with
     /// completion, messages, conversations or text)
@@ -273,10 +280,11 @@ Data {
     labels: Option<LabelNames>, TRAIN_LABELLED;
     /// Label every piece of a word (I-X after B-X), not the first piece alone
     label_all_tokens: bool = "false", TOKEN_CLS;
-    /// Predict numbers instead of classes; default: true if some training labels are fractions
+    /// Predict numbers instead of classes; default: true if training labels are floating point
+    /// numbers
     do_regression: Option<bool>, TRAIN_LIKE_CLS;
     /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
-    /// default: standard in CSV, none in TSV
+    /// default: standard in CSV; in TSV fields may not begin with a quote
     quoting: Option<Quoting>, READING;
     /// Stop at an unusable row, or skip it and report how many were skipped
     on_bad_row: OnBadRow = "error", READING;
@@ -290,9 +298,9 @@ Data {
     /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
     /// at most 1024 (cls: 128) and the model's positions
     max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
-    /// Of a prompt with its completion, learn the completion alone
+    /// Compute the loss on the completion only
     completion_only_loss: bool = "true", SFT;
-    /// Of a conversation, learn the assistant's turns alone
+    /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;

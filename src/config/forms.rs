@@ -1,9 +1,10 @@
 //! Kinds of text with a form of their own: lists, pairs, options. Each is read once, where it is
 //! typed, and says itself what is wrong with it.
 
-use super::choices::{ReportFormat, TrackerName};
+use super::choices::ReportFormat;
 use super::kind::{Form, Kind, Optional, Wrong, kinds, parse_bool};
 use crate::data::LabelMap;
+use crate::report::trackers::{KINDS, TrackerKind};
 use crate::runtime::OverrideValue;
 use crate::trainer::settings::{Checkpointing, Resume, TokensSeen};
 use std::collections::BTreeMap;
@@ -122,22 +123,22 @@ impl Optional for Grids {
 pub struct TrackerNames;
 
 impl Kind for TrackerNames {
-    type Value = Vec<TrackerName>;
+    type Value = Vec<&'static TrackerKind>;
     const FORM: Form = Form::List;
-    const PLACEHOLDER: &'static str = "tensorboard|mlflow|all|none";
+    const PLACEHOLDER: &'static str = "NAME";
 
     fn expected() -> String {
-        "tensorboard, mlflow, all or none".into()
+        let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        format!("{}, all or none", names.join(", "))
     }
 
-    fn parse(text: &str) -> Result<Vec<TrackerName>, Wrong> {
+    fn parse(text: &str) -> Result<Vec<&'static TrackerKind>, Wrong> {
         match text.to_ascii_lowercase().as_str() {
             "" | "none" | "false" | "[]" => Ok(Vec::new()),
-            // As in transformers, whatever is there: a server of MLflow is if it is named.
-            "all" => Ok(match std::env::var_os("MLFLOW_TRACKING_URI") {
-                Some(_) => vec![TrackerName::TensorBoard, TrackerName::Mlflow],
-                None => vec![TrackerName::TensorBoard],
-            }),
+            "all" => {
+                let set_up = KINDS.iter().filter(|kind| (kind.is_set_up)());
+                Ok(set_up.copied().collect())
+            }
             "wandb" => Err(wrong(
                 "there is no client of wandb here, but it takes event files",
                 "use --report_to tensorboard, then `wandb sync --sync-tensorboard OUTPUT_DIR/runs/NAME`",
@@ -147,11 +148,14 @@ impl Kind for TrackerNames {
                 format!("there is no client of {text} here"),
                 "use --report_to tensorboard or mlflow; records also go to log.jsonl in output_dir",
             )),
-            name => Ok(vec![TrackerName::parse(name)?]),
+            name => {
+                let kind = KINDS.iter().find(|kind| kind.name == name);
+                kind.map(|kind| vec![*kind]).ok_or(Wrong::Kind)
+            }
         }
     }
 
-    fn parse_all(texts: &[String]) -> Result<Vec<TrackerName>, Wrong> {
+    fn parse_all(texts: &[String]) -> Result<Vec<&'static TrackerKind>, Wrong> {
         let mut names = Vec::new();
         let words = texts.iter().flat_map(|text| text.split(','));
         for name in words.map(Self::parse) {

@@ -8,6 +8,7 @@ use super::error::UsageError;
 use super::flags::Flags;
 use super::lookup;
 use crate::hub::{self, Hub, HubSettings};
+use crate::report::progress::say;
 use std::path::{Path, PathBuf};
 use xtrain_models::preset_name;
 
@@ -57,13 +58,22 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     }
     if let Some(name) = dataset {
         let configuration = flags.dataset_config_name.as_deref();
-        let mut found = hub
-            .dataset(&name, configuration, None, predicts)
-            .map_err(failed)?;
+        let dir = Path::new(&name);
+        let found = if dir.is_dir() {
+            hub::dataset_in(dir, configuration, predicts)
+        } else {
+            hub.dataset(&name, configuration, None, predicts)
+        };
+        let mut found = found.map_err(failed)?;
+        flags.features = found.features;
         // MNLI's other half has texts from elsewhere; run_glue evaluates on it by itself.
-        if *flags.task_name == Some(GlueTask::Mnli) {
-            for files in [&mut found.validation, &mut found.test] {
-                files.retain(|path| !path.to_string_lossy().contains("mismatched"));
+        let has_halves = *flags.task_name == Some(GlueTask::Mnli) && !predicts;
+        for files in [&mut found.validation_mismatched, &mut found.test_mismatched] {
+            if !has_halves && !files.is_empty() {
+                say(&format!(
+                    "note: of {name} the matched set is used; the mismatched one is a file to be named"
+                ));
+                files.clear();
             }
         }
         let labels = flags.predicts() && !flags.test_file.is_given();
@@ -77,6 +87,11 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
         for (files, found) in [
             (&mut flags.train_file, found.train),
             (&mut flags.validation_file, found.validation),
+            (
+                &mut flags.validation_mismatched_file,
+                found.validation_mismatched,
+            ),
+            (&mut flags.test_mismatched_file, found.test_mismatched),
             (&mut flags.test_file, found.test),
         ] {
             // Own rows to predict go with a data set.

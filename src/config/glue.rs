@@ -4,6 +4,9 @@
 use super::choices::GlueTask;
 use super::command::sets::PREDICT;
 use super::flags::Flags;
+use super::lookup;
+use crate::tasks::Glue;
+use std::path::PathBuf;
 
 /// Where GLUE is on the Hub, each task a configuration.
 const DATASET: &str = "nyu-mll/glue";
@@ -24,15 +27,58 @@ impl GlueTask {
 }
 
 impl GlueTask {
-    /// The metrics that GLUE has of it, as `evaluate` computes them.
-    pub fn metrics(self) -> &'static [&'static str] {
-        match self {
-            GlueTask::Cola => &["matthews_correlation"],
-            GlueTask::Stsb => &["pearson", "spearmanr"],
-            GlueTask::Mrpc | GlueTask::Qqp => &["accuracy", "f1"],
-            GlueTask::Sst2 | GlueTask::Mnli | GlueTask::Qnli | GlueTask::Rte | GlueTask::Wnli => {
-                &["accuracy"]
-            }
+    /// How it is measured, and its classes.
+    pub fn glue(self) -> Glue {
+        let accuracy: &[&str] = &["accuracy"];
+        let with_f1: &[&str] = &["accuracy", "f1"];
+        let (name, metrics, classes): (_, _, &[&str]) = match self {
+            GlueTask::Cola => (
+                "cola",
+                &["matthews_correlation"][..],
+                &["unacceptable", "acceptable"],
+            ),
+            GlueTask::Sst2 => ("sst2", accuracy, &["negative", "positive"]),
+            GlueTask::Mrpc => ("mrpc", with_f1, &["not_equivalent", "equivalent"]),
+            GlueTask::Stsb => ("stsb", &["pearson", "spearmanr"], &[]),
+            GlueTask::Qqp => ("qqp", with_f1, &["not_duplicate", "duplicate"]),
+            GlueTask::Mnli => (
+                "mnli",
+                accuracy,
+                &["entailment", "neutral", "contradiction"],
+            ),
+            GlueTask::Qnli => ("qnli", accuracy, &["entailment", "not_entailment"]),
+            GlueTask::Rte => ("rte", accuracy, &["entailment", "not_entailment"]),
+            GlueTask::Wnli => ("wnli", accuracy, &["not_entailment", "entailment"]),
+        };
+        Glue {
+            name,
+            metrics,
+            classes,
+        }
+    }
+}
+
+/// MNLI's two sets to evaluate on and to label: of several files, those with `mismatched` in their
+/// names are the second one's.
+pub fn tell_halves(flags: &mut Flags) {
+    let is_mnli = *flags.task_name == Some(GlueTask::Mnli);
+    let halves = [
+        (
+            &mut flags.validation_file,
+            &mut flags.validation_mismatched_file,
+        ),
+        (&mut flags.test_file, &mut flags.test_mismatched_file),
+    ];
+    for (first, second) in halves {
+        let is_second = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.contains("mismatched")
+        };
+        let (others, own): (Vec<_>, Vec<_>) = first.iter().cloned().partition(is_second);
+        let is_taken = lookup::find(second.name(), flags.command).is_some() && !second.is_given();
+        if is_mnli && is_taken && !own.is_empty() && !others.is_empty() {
+            first.set(own);
+            second.set(others);
         }
     }
 }
@@ -51,6 +97,7 @@ pub fn apply(flags: &mut Flags) {
     let Some(task) = *flags.task_name else {
         return;
     };
+    tell_halves(flags);
     let (text, pair) = task.columns();
     if !flags.text_column_name.is_given() {
         flags.text_column_name.set(Some(text.into()));
@@ -76,7 +123,6 @@ mod tests {
     use super::*;
     use crate::config::command::{CommandName, TaskName};
     use crate::config::error::Origin;
-    use crate::config::lookup;
 
     fn applied(task: TaskName, given: &[(&str, &str)]) -> Flags {
         let mut flags = Flags::new(CommandName::Train(task));
@@ -105,6 +151,18 @@ mod tests {
         assert!(!flags.dataset_name.is_given());
         assert_eq!(flags.text_column_name.as_deref(), Some("q"));
         assert_eq!(flags.text_pair_column_name.as_deref(), None);
+    }
+
+    #[test]
+    fn files_of_mnli_are_two_sets() {
+        let files = ("validation_file", "dev_matched.csv");
+        let mut flags = applied(TaskName::Cls, &[("task_name", "mnli"), files]);
+        let both = ["a/dev_matched.csv", "a/dev_mismatched.csv"].map(PathBuf::from);
+        flags.validation_file.set(both.to_vec());
+        tell_halves(&mut flags);
+        assert_eq!(*flags.validation_file, both[..1]);
+        assert_eq!(*flags.validation_mismatched_file, both[1..]);
+        assert!(!flags.test_mismatched_file.is_given());
     }
 
     #[test]

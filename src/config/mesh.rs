@@ -83,7 +83,7 @@ pub fn product(given: &[(&str, usize)]) -> Result<usize, UsageError> {
 }
 
 /// Degrees as they were given, multiplied.
-fn times(given: &[(&str, usize)]) -> String {
+pub fn times(given: &[(&str, usize)]) -> String {
     let shown = given
         .iter()
         .map(|(name, degree)| format!("--{name} {degree}"));

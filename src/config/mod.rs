@@ -51,16 +51,17 @@ mod sweep;
 mod tree;
 mod unexpected;
 
-pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype, TrackerName};
+pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TorchDtype};
+pub use command::CacheVerb;
 pub use config_file::DATA_SETTINGS_FILE;
 pub use derived::{together, without_secrets};
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
-    FitPlan, GeneratePlan, GenerationFlags, MeshComparison, ModelSource, PredictPlan, PromptSource,
-    PruneRules, PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, ShowForm, SweepPlan,
-    SweptRun, TaskPlan, TokenizerSource, TrackerPlan, TrainSettings,
+    BenchPlan, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan, FitPlan,
+    GeneratePlan, GenerationFlags, MeshComparison, ModelSource, PredictPlan, PromptSource,
+    PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun, TaskPlan,
+    TokenizerSource, TrackerPlan, TrainSettings,
 };
 pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;

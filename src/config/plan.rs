@@ -1,7 +1,8 @@
 //! The resolved plans that the commands take. Everything is decided and legal here; an `Option`
 //! that remains has a documented meaning. Named paths exist, but no file was read.
 
-use super::choices::{Axis, Device, HubStrategy, TrackerName};
+use super::choices::{Axis, Device, HubStrategy};
+use super::command::CacheVerb;
 use super::flags::Flags;
 use crate::cache::CacheSettings;
 use crate::hub::HubSettings;
@@ -9,6 +10,7 @@ use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::report::records::LogFormat;
 use crate::report::scaling::Fixed;
+use crate::report::trackers::TrackerKind;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
@@ -205,7 +207,7 @@ pub struct RunPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerPlan {
     /// Which trackers; empty: none.
-    pub names: Vec<TrackerName>,
+    pub kinds: Vec<&'static TrackerKind>,
     /// Of event files; `None`: below the output directory.
     pub logging_dir: Option<PathBuf>,
     /// Under which name they list the run.
@@ -415,7 +417,7 @@ pub struct SweptRun {
     pub name: String,
     /// The command line without the program and the output directory.
     pub words: Vec<String>,
-    /// Whether it takes the place of a run that was made with other flags (`--overwrite_output_dir`).
+    /// Replace a run that was created with different flags (`--overwrite_output_dir`).
     pub replaces: bool,
 }
 
@@ -451,94 +453,8 @@ pub struct QuickstartPlan {
 /// `xtrain cache`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachePlan {
-    /// Where the compiled graphs are.
-    pub dir: PathBuf,
     /// The action.
-    pub action: CacheAction,
-}
-
-/// An action on the cache. Ids are as typed: the start of an entry's id.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CacheAction {
-    /// Lists the entries.
-    List {
-        /// As JSON.
-        json: bool,
-    },
-    /// Prints an entry.
-    Show {
-        /// The entry.
-        id: String,
-        /// The part to print.
-        form: ShowForm,
-    },
-    /// Compares `newer` with `older` or, without one, with the nearest entry that was stored before.
-    Explain {
-        /// The entry that is compared with; `None`: the nearest one.
-        older: Option<String>,
-        /// The entry that had to be compiled.
-        newer: String,
-    },
-    /// These, or all if there are none; those of this device are loaded.
-    Verify {
-        /// The entries; empty: all.
-        ids: Vec<String>,
-        /// The device that loads its own.
-        device: DevicePlan,
-    },
-    /// Removes entries.
-    Prune(PruneRules),
-    /// These, or all if there are none.
-    Export {
-        /// The archive to write.
-        file: PathBuf,
-        /// The entries; empty: all.
-        ids: Vec<String>,
-        /// Leave the executables out.
-        modules_only: bool,
-    },
-    /// Takes an archive's entries in.
-    Import {
-        /// The archive to read.
-        file: PathBuf,
-    },
-    /// Prints the cache's directory.
-    Path,
-    /// Prints the number, size and use of the entries.
-    Stats {
-        /// As JSON.
-        json: bool,
-    },
-}
-
-/// The part of an entry that `cache show` prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShowForm {
-    /// Sizes, keys and where it came from.
-    Text,
-    /// The same as JSON.
-    Json,
-    /// The module as it was given to the compiler, as HLO text.
-    Hlo,
-    /// The module as the compiler optimized it, as HLO text.
-    OptimizedHlo,
-    /// The module as StableHLO text.
-    StableHlo,
-    /// The buffers in the device's memory at the graph's peak.
-    Memory,
-}
-
-/// Which entries to remove: those that any of the rules names, and of these only the device's.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PruneRules {
-    /// Days since the last use.
-    pub older_than: Option<f64>,
-    /// Bytes that the rest may have.
-    pub max_size: Option<u64>,
-    /// Only entries for devices whose name starts with this; `None`: all.
-    pub device: Option<String>,
-    /// Entries that this build never loads: other XLA version, lowering or format.
-    pub stale_compiler: bool,
-    /// Only list what would be removed.
-    pub dry_run: bool,
+    pub verb: CacheVerb,
+    /// As they were given, or by default.
+    pub flags: Arc<Flags>,
 }

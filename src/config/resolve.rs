@@ -6,7 +6,7 @@ use super::choices::{
     SaveStrategy, Strategy, Target, TorchDtype,
 };
 use super::command::sets::EVAL;
-use super::command::{CacheVerb, CommandName, TaskName};
+use super::command::{CommandName, TaskName};
 use super::error::UsageError;
 use super::flags::Flags;
 use super::kind::{Degree, Interval};
@@ -67,7 +67,10 @@ pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
         CommandName::Scaling => Command::Scaling(scaling::plan(flags)?),
         CommandName::Sweep => Command::Sweep(sweep::plan(flags)?),
         CommandName::Quickstart => Command::Quickstart(quickstart_plan(flags)),
-        CommandName::Cache(verb) => Command::Cache(cache_plan(flags, verb)),
+        CommandName::Cache(verb) => Command::Cache(CachePlan {
+            verb,
+            flags: flags.clone(),
+        }),
         CommandName::Doctor => Command::Doctor(DoctorPlan {
             device: device(flags),
             cache: all_kept(flags),
@@ -117,7 +120,7 @@ fn trackers(flags: &Flags) -> TrackerPlan {
     let output_dir = flags.output_dir.as_deref().unwrap_or(Path::new("run"));
     let name = || output_dir.file_name().unwrap_or(output_dir.as_os_str());
     TrackerPlan {
-        names: flags.report_to.clone(),
+        kinds: flags.report_to.clone(),
         logging_dir: flags.logging_dir.clone().or(variable().map(PathBuf::from)),
         run_name: match &*flags.run_name {
             Some(name) => name.clone(),
@@ -307,56 +310,16 @@ fn all_kept(flags: &Flags) -> CacheSettings {
     }
 }
 
-fn cache_plan(flags: &Flags, verb: CacheVerb) -> CachePlan {
-    let ids = flags.id.clone();
-    let file = || flags.file.clone().expect(CHECKED);
-    let json = *flags.json;
-    let action = match verb {
-        CacheVerb::Ls => CacheAction::List { json },
-        CacheVerb::Show => CacheAction::Show {
-            id: ids.first().expect(CHECKED).clone(),
-            form: show_form(flags),
-        },
-        CacheVerb::Explain => CacheAction::Explain {
-            older: (ids.len() > 1).then(|| ids[0].clone()),
-            newer: ids.last().expect(CHECKED).clone(),
-        },
-        CacheVerb::Verify => CacheAction::Verify {
-            ids,
-            device: device(flags),
-        },
-        CacheVerb::Prune => CacheAction::Prune(PruneRules {
-            older_than: *flags.older_than,
-            max_size: *flags.max_size,
-            device: flags.only_device.clone(),
-            stale_compiler: *flags.stale_compiler,
-            dry_run: *flags.dry_run,
-        }),
-        CacheVerb::Export => CacheAction::Export {
-            file: file(),
-            ids,
-            modules_only: *flags.modules_only,
-        },
-        CacheVerb::Import => CacheAction::Import { file: file() },
-        CacheVerb::Path => CacheAction::Path,
-        CacheVerb::Stats => CacheAction::Stats { json },
-    };
-    CachePlan {
-        dir: sources::cache_dir(flags, "graphs"),
-        action,
+impl CachePlan {
+    /// The directory of the compiled graphs.
+    pub fn dir(&self) -> PathBuf {
+        sources::cache_dir(&self.flags, "graphs")
     }
-}
 
-fn show_form(flags: &Flags) -> ShowForm {
-    let asked = [
-        (*flags.hlo, ShowForm::Hlo),
-        (*flags.optimized_hlo, ShowForm::OptimizedHlo),
-        (*flags.stablehlo, ShowForm::StableHlo),
-        (*flags.peak_memory, ShowForm::Memory),
-        (*flags.json, ShowForm::Json),
-    ];
-    let first = asked.into_iter().find(|(asked, _)| *asked);
-    first.map_or(ShowForm::Text, |(_, form)| form)
+    /// The device that loads its graphs.
+    pub fn device(&self) -> DevicePlan {
+        device(&self.flags)
+    }
 }
 
 fn cadence(strategy: Strategy, every: Interval) -> Cadence {

@@ -115,7 +115,7 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
             flags.labels.clone()
         },
         finds_regression: *flags.do_regression != Some(false),
-        glue_metrics: flags.task_name.map(GlueTask::metrics),
+        glue: flags.task_name.map(GlueTask::glue),
     }
 }
 
@@ -144,7 +144,9 @@ fn source(flags: &Flags) -> SourceSettings {
     SourceSettings {
         train_files: local_files(&flags.train_file),
         validation_files: local_files(&flags.validation_file),
+        validation_mismatched_files: local_files(&flags.validation_mismatched_file),
         test_files: local_files(&flags.test_file),
+        test_mismatched_files: local_files(&flags.test_mismatched_file),
         validation_split_percentage: set_aside(flags),
         max_train_samples: *flags.max_train_samples,
         max_eval_samples: *flags.max_eval_samples,
@@ -153,6 +155,7 @@ fn source(flags: &Flags) -> SourceSettings {
             text_column: flags.text_column_name.clone(),
             quoting: *flags.quoting,
             on_bad_row: *flags.on_bad_row,
+            features: flags.features.clone(),
         },
         preprocessing_num_workers: *flags.preprocessing_num_workers,
         dataloader_num_workers: *flags.dataloader_num_workers,

@@ -160,7 +160,7 @@ fn parent(verb: &'static str) -> Command {
 }
 
 /// `--device` hangs on the root, so that it may stand before the command too.
-fn device() -> &'static Flag {
+pub fn device() -> &'static Flag {
     lookup::find("device", CommandName::Doctor).expect("every command takes it")
 }
 
@@ -238,11 +238,14 @@ fn helped(flag: &'static Flag, command: Option<CommandName>) -> Arg {
     let arg = arg(flag)
         .help(help)
         .help_heading(flag.section.map(Section::title));
-    let arg = match (flag.kind.form, flag.kind.placeholder) {
-        (Form::Switch, _) => arg.value_parser(PossibleValuesParser::new(["true", "false"])),
-        (_, "PATH") => arg.value_hint(ValueHint::AnyPath),
-        _ if !choices.is_empty() => arg.value_parser(PossibleValuesParser::new(choices)),
-        _ => arg,
+    let arg = if flag.kind.form == Form::Switch {
+        arg.value_parser(PossibleValuesParser::new(["true", "false"]))
+    } else if flag.kind.placeholder == "PATH" {
+        arg.value_hint(ValueHint::AnyPath)
+    } else if !choices.is_empty() {
+        arg.value_parser(PossibleValuesParser::new(choices))
+    } else {
+        arg
     };
     arg.hide_possible_values(true)
 }
@@ -250,13 +253,15 @@ fn helped(flag: &'static Flag, command: Option<CommandName>) -> Arg {
 /// A flag as clap reads it: kinds read the values themselves.
 fn arg(flag: &'static Flag) -> Arg {
     let arg = Arg::new(flag.name).value_name(flag.kind.placeholder);
-    match flag.kind.form {
-        Form::Positional => arg
-            .value_name(flag.name.to_uppercase())
-            .action(ArgAction::Append)
-            .num_args(0..),
-        _ => option(flag, arg),
+    if flag.kind.form != Form::Positional {
+        return option(flag, arg);
     }
+    arg.value_name(flag.name.to_uppercase())
+        .action(ArgAction::Append)
+        .allow_negative_numbers(true)
+        // As launchers have it, the first word of another command ends the flags.
+        .trailing_var_arg(flag.name == "command")
+        .num_args(0..)
 }
 
 /// The part of [`arg`] for a flag with a name.

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 use super::label::Label;
+use super::whitespace;
 
 /// Label names; the place of a name is its id. At least one name, none twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +47,7 @@ impl LabelMap {
     /// number.
     pub fn label(&self, name: &str, by_number: bool) -> Option<Label> {
         if self.regression {
-            return Label::number(name.trim().parse().ok()?);
+            return Label::number(whitespace::strip(name).parse().ok()?);
         }
         let id = if by_number {
             self.id_or_number(name)
@@ -106,14 +107,14 @@ impl LabelMap {
     /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has
     /// neither. A model with one output is a regression, as in transformers.
     pub fn from_config(config: &Map<String, Value>) -> Result<Option<LabelMap>> {
-        let pairs: Vec<(Option<usize>, Option<&str>)> =
+        let pairs: Vec<(Option<usize>, Option<String>)> =
             if let Some(map) = config.get("id2label").and_then(Value::as_object) {
                 map.iter()
-                    .map(|(id, name)| (id.parse().ok(), name.as_str()))
+                    .map(|(id, name)| (id.parse().ok(), label_name(name)))
                     .collect()
             } else if let Some(map) = config.get("label2id").and_then(Value::as_object) {
                 map.iter()
-                    .map(|(name, id)| (id.as_u64().map(|id| id as usize), Some(name.as_str())))
+                    .map(|(name, id)| (id.as_u64().map(|id| id as usize), Some(name.clone())))
                     .collect()
             } else {
                 return Ok(None);
@@ -121,7 +122,7 @@ impl LabelMap {
         let mut names = vec![None; pairs.len()];
         for (id, name) in pairs {
             match id.and_then(|id| names.get_mut(id)) {
-                Some(place @ None) if name.is_some() => *place = name.map(str::to_string),
+                Some(place @ None) if name.is_some() => *place = name,
                 _ => {
                     let reason = "id2label of the model's config.json does not give ids 0, 1, 2, ... one name each".to_string();
                     return Err(Error::Labels { reason });
@@ -227,6 +228,15 @@ impl LabelMap {
     }
 }
 
+/// A name as config.json has it: run_glue saves the labels of a table of numbers as numbers.
+fn label_name(name: &Value) -> Option<String> {
+    match name {
+        Value::String(name) => Some(name.clone()),
+        Value::Number(number) if number.is_i64() => Some(number.to_string()),
+        _ => None,
+    }
+}
+
 /// As in messages.
 impl std::fmt::Display for LabelMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -305,11 +315,14 @@ mod tests {
             (map.id("yes"), map.id("1"), map.name(0), map.name(2)),
             (Some(1), None, Some("no"), None)
         );
+        let numbers = config(json!({"id2label": {"0": 0, "1": 1}})).unwrap();
+        assert_eq!(numbers.unwrap().names(), ["0", "1"]);
         assert_eq!(config(json!({})).unwrap(), None);
         for bad in [
             json!({"0": "a", "2": "b"}),
             json!({"x": "a"}),
-            json!({"0": 1}),
+            json!({"0": 1.5}),
+            json!({"0": null}),
             json!({"0": "a", "00": "b"}),
         ] {
             assert!(

@@ -57,8 +57,9 @@ impl Secret {
         let mode = fs::metadata(path).map_err(|e| fail(e.to_string()))?.mode();
         if mode & 0o077 != 0 {
             return Err(fail(format!(
-                "others may read it (mode {:o}): chmod 600 it",
-                mode & 0o777
+                "readable by other users (mode {:o}); run `chmod 600 {}`",
+                mode & 0o777,
+                path.display()
             )));
         }
         let text = files::read_piped(path, 1 << 16).map_err(|e| fail(e.to_string()))?;

@@ -266,7 +266,7 @@ impl Shared {
 }
 
 fn not_for_this_side() -> Reply {
-    Reply::Error("that is not for this side to ask".into())
+    Reply::Error("unexpected request for this role".into())
 }
 
 /// Values of one start are not seen by the next, but for those of the whole job.

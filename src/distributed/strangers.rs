@@ -278,6 +278,9 @@ mod tests {
         let wrong = Secret::generate();
         let refused = Connection::open(&address, &wrong, &rank(0), Duration::from_secs(5));
         let message = refused.err().unwrap().to_string();
-        assert!(message.contains("secret is another one"), "{message}");
+        assert!(
+            message.contains("presented a different secret"),
+            "{message}"
+        );
     }
 }

@@ -158,7 +158,7 @@ pub(super) fn knows_secret(
     let knows = secret.accepts(&claim.proof, &["joins", own, &claim.nonce, &role]);
     if !knows {
         let reason =
-            "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into();
+            "it presented a different secret (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into();
         // It may be gone already.
         let _ = send_plain(stream, &Answer::Denied { reason });
     }

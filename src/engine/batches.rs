@@ -130,8 +130,8 @@ impl BatchForm {
                             put.rows(DType::S32, &ids.concat(), &[room])?
                         }
                         None => {
-                            // More than there is room for: one batch in millions, which gets a
-                            // graph with logits for every token.
+                            // Overflow (about one batch in a million): use the graph with logits for
+                            // every token.
                             variant = Some(
                                 variant
                                     .map_or("all".into(), |length| format!("{length}.all").into()),

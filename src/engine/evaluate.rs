@@ -6,6 +6,7 @@ use crate::data::Set;
 use crate::report::accounting::{self, Part};
 use crate::report::records::Record;
 use crate::report::terminal;
+use crate::tasks::Split;
 use crate::trainer::evaluate::{Evaluation, evaluate};
 
 impl Run {
@@ -17,22 +18,33 @@ impl Run {
     /// # Panics
     /// If the plan does not evaluate (`do_eval`).
     pub fn evaluate(&mut self) -> Result<Evaluation, Error> {
-        self.evaluate_until(&|| false)
+        self.evaluate_until(Split::Validation, &|| false)
     }
 
-    /// The same, but ends before the set does once `stopped` is true.
+    /// The same of one of the run's sets to validate on, but ends before the set does once `stopped`
+    /// is true.
     ///
     /// # Errors
     /// As [`Run::evaluate`].
     ///
     /// # Panics
     /// As [`Run::evaluate`].
-    pub fn evaluate_until(&mut self, stopped: &dyn Fn() -> bool) -> Result<Evaluation, Error> {
-        let set = self.validation.clone();
-        self.pass(
-            &set.expect("a run that evaluates has validation data"),
-            stopped,
-        )
+    pub fn evaluate_until(
+        &mut self,
+        split: Split,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Evaluation, Error> {
+        let set = self.prepared(split).cloned();
+        let set = set.expect("a run that evaluates has validation data");
+        let evaluation = self.pass(&set, stopped)?;
+        Ok(Evaluation {
+            suffix: if split == Split::ValidationMismatched {
+                "_mm"
+            } else {
+                ""
+            },
+            ..evaluation
+        })
     }
 
     /// What the training that has ended logged of the weights as they are, if it evaluated them at its
@@ -62,7 +74,7 @@ impl Run {
         Ok(record)
     }
 
-    /// What the model predicts of each row of the test set, as the task's metrics keep it: the
+    /// What the model predicts of each row of a test set, as the task's metrics keep it: the
     /// logits of a classifier, the estimate of a regression.
     ///
     /// # Errors
@@ -70,8 +82,8 @@ impl Run {
     ///
     /// # Panics
     /// If the plan does not predict (`do_predict`).
-    pub fn predict(&mut self) -> Result<Vec<Vec<f32>>, Error> {
-        let set = self.test.clone();
+    pub fn predict(&mut self, split: Split) -> Result<Vec<Vec<f32>>, Error> {
+        let set = self.prepared(split).cloned();
         let set = set.expect("a run that predicts has test data");
         Ok(self.pass(&set, &|| false)?.predictions)
     }

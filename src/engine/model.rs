@@ -13,7 +13,7 @@ use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use xtrain_graphs::DType;
 use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
 
@@ -25,6 +25,8 @@ pub struct ModelConfig {
     directory: Option<PathBuf>,
     /// `generation_config.json` of a directory that has one, as it stands.
     generation: Option<Vec<u8>>,
+    /// The directory's files that a saved model keeps, though nothing here reads them.
+    companions: Vec<(String, Vec<u8>)>,
     /// The rows that the saved tables of tokens have, where the model's are to have more.
     saved_rows: Option<usize>,
 }
@@ -52,6 +54,7 @@ impl ModelConfig {
                 config,
                 directory: None,
                 generation: None,
+                companions: Vec::new(),
                 saved_rows: None,
             });
         };
@@ -67,6 +70,7 @@ impl ModelConfig {
             config,
             directory: Some(directory.clone()),
             generation,
+            companions: companions(directory),
             saved_rows: None,
         })
     }
@@ -96,6 +100,7 @@ impl ModelConfig {
                 trained: Trained::All,
                 weights: None,
                 generation: None,
+                companions: Vec::new(),
             });
         };
         let mut weights =
@@ -154,6 +159,7 @@ impl ModelConfig {
             trained: Trained::All,
             weights: Some((weights, head)),
             generation: self.generation,
+            companions: self.companions,
         })
     }
 }
@@ -186,6 +192,7 @@ pub struct LoadedModel {
     pub trained: Trained,
     weights: Option<(Weights, Head)>,
     generation: Option<Vec<u8>>,
+    companions: Vec<(String, Vec<u8>)>,
 }
 
 impl LoadedModel {
@@ -266,6 +273,11 @@ impl LoadedModel {
             .unwrap_or_default()
     }
 
+    /// Files of the directory that a saved model keeps.
+    pub fn companions(&self) -> &[(String, Vec<u8>)] {
+        &self.companions
+    }
+
     /// `generation_config.json` to save with a causal language model: the one that came with it, byte
     /// for byte, or what follows from its configuration.
     pub fn generation_file(&self) -> Option<(String, Vec<u8>)> {
@@ -285,6 +297,37 @@ impl LoadedModel {
         }
         Some((name, hf::to_json_text(&generation, 2)))
     }
+}
+
+/// Bytes of a file that a saved model keeps.
+const LONGEST_COMPANION: u64 = 1 << 20;
+
+/// Files of a directory that others read beside the model: the code that `auto_map` names, how images
+/// are prepared. They are copied, never run.
+fn companions(directory: &Path) -> Vec<(String, Vec<u8>)> {
+    let is_kept = |name: &str| {
+        let settings = ["preprocessor_config.json", "processor_config.json"];
+        name.ends_with(".py") || settings.contains(&name)
+    };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| is_kept(name))
+        .collect();
+    names.sort();
+    let mut kept = Vec::new();
+    for name in names {
+        let path = directory.join(&name);
+        let size = std::fs::metadata(&path).map_or(0, |file| file.len());
+        match files::read(&path) {
+            Ok(bytes) if size <= LONGEST_COMPANION => kept.push((name, bytes)),
+            _ => say(&format!(
+                "note: {} does not go along with the saved model: no file of at most 1 MiB that can be read",
+                path.display()
+            )),
+        }
+    }
+    kept
 }
 
 /// More than every model known, by a factor of ten; less than what overflows the sizes of a graph.

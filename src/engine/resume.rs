@@ -1,5 +1,4 @@
-//! Going on where an earlier run left off: which checkpoint, whether it fits this run, and from
-//! which position.
+//! Resuming from a checkpoint: which one, whether it fits this run, and from which position.
 
 use super::error::{Error, failed};
 use super::model::LoadedModel;
@@ -129,7 +128,7 @@ const CHECKPOINT_KEY: &str = "checkpoint";
 /// Where each start of a job leaves the number of its run for the later ones.
 const RUN_KEY: &str = "job/run";
 
-fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
+fn requested_checkpoint(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     match &*settings.flags.resume_from_checkpoint {
         Resume::No => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
@@ -321,7 +320,7 @@ impl Resuming<'_> {
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
         let settings = self.settings;
         let dir = match ProcessGroup::joined() {
-            None => as_told(settings)?,
+            None => requested_checkpoint(settings)?,
             Some(group) if !group.is_first() => {
                 let path = group
                     .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
@@ -331,7 +330,7 @@ impl Resuming<'_> {
             Some(group) => {
                 let dir = match restarted_from(settings, &group)? {
                     Some(dir) => Some(dir),
-                    None => as_told(settings)?,
+                    None => requested_checkpoint(settings)?,
                 };
                 let path = dir
                     .as_ref()

@@ -50,8 +50,12 @@ pub struct Run {
     pub stream: Option<Arc<StreamSpec>>,
     /// The set to evaluate on; `None` where the plan does not evaluate.
     pub validation: Option<Set>,
+    /// MNLI's second set to evaluate on.
+    pub validation_mismatched: Option<Set>,
     /// The set to label; `None` where the plan does not predict.
     pub test: Option<Set>,
+    /// MNLI's second set to label.
+    pub test_mismatched: Option<Set>,
     /// The opened devices with the state that lies on them.
     pub session: Session,
     /// The log of a training that has ended, for an evaluation of its weights.
@@ -78,7 +82,7 @@ impl Run {
                 notes.iter().for_each(|note| say(&format!("note: {note}")));
                 Run::prepare(plan)
             }
-            _ => Err(Error::failed("these words ask for no training run")),
+            _ => Err(Error::failed("not a training command")),
         }
     }
 
@@ -166,11 +170,16 @@ impl Run {
         let train = set(plan.do_train && !streams, Split::Train)?;
         let validation = set(plan.do_eval, Split::Validation)?;
         let test = set(plan.do_predict, Split::Test)?;
+        let second = |wanted, split| set(wanted && task.has_files(split), split);
+        let validation_mismatched = second(plan.do_eval, Split::ValidationMismatched)?;
+        let test_mismatched = second(plan.do_predict, Split::TestMismatched)?;
         drop(reading);
         let sets = [
             ("training", &train),
             ("validation", &validation),
+            ("mismatched validation", &validation_mismatched),
             ("test", &test),
+            ("mismatched test", &test_mismatched),
         ];
         let prints = sets.into_iter().filter_map(|(name, set)| {
             let print = set.as_ref()?.rows.fingerprint();
@@ -185,7 +194,9 @@ impl Run {
             train,
             stream,
             validation,
+            validation_mismatched,
             test,
+            test_mismatched,
             session,
             trained: None,
             evaluated: None,
@@ -211,13 +222,42 @@ impl Run {
     /// What the run's batches look like.
     pub fn form(&self) -> BatchForm {
         // A stream may have rows of any length, whatever the other sets have.
-        let sets = if self.stream.is_some() {
-            [&None, &None, &None]
+        let sets: Vec<&Set> = if self.stream.is_some() {
+            Vec::new()
         } else {
-            [&self.train, &self.validation, &self.test]
+            let used = [Split::Train, Split::Validation, Split::Test];
+            used.into_iter()
+                .flat_map(|split| self.sets(split))
+                .collect()
         };
-        let sets: Vec<&Set> = sets.into_iter().flatten().collect();
         self.task.form(&sets, self.session.mesh())
+    }
+
+    /// One of the prepared sets.
+    pub(super) fn prepared(&self, split: Split) -> Option<&Set> {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation => &self.validation,
+            Split::ValidationMismatched => &self.validation_mismatched,
+            Split::Test => &self.test,
+            Split::TestMismatched => &self.test_mismatched,
+        }
+        .as_ref()
+    }
+
+    /// The splits that [`Run::evaluate_until`] and [`Run::predict`] take, those of whose sets the run
+    /// has: mnli has two to evaluate on, and two to label.
+    pub fn halves(&self, split: Split) -> Vec<Split> {
+        let mut halves = vec![split, split.mismatched()];
+        halves.dedup();
+        halves.retain(|half| self.prepared(*half).is_some());
+        halves
+    }
+
+    /// The sets of [`Run::halves`].
+    fn sets(&self, split: Split) -> Vec<&Set> {
+        let halves = self.halves(split).into_iter();
+        halves.filter_map(|half| self.prepared(half)).collect()
     }
 
     /// The shapes of the run's graphs.
@@ -228,9 +268,9 @@ impl Run {
     /// The same with `batch` training examples on each device.
     pub fn shapes_of(&self, batch: usize) -> RunShapes {
         let mesh = self.session.mesh();
-        let shapes = |wanted: bool, set: &Option<Set>, rows: usize| {
+        let shapes = |wanted: bool, split: Split, rows: usize| {
             if wanted {
-                self.task.form(set.as_ref().as_slice(), mesh).shapes(rows)
+                self.task.form(&self.sets(split), mesh).shapes(rows)
             } else {
                 Vec::new()
             }
@@ -238,8 +278,12 @@ impl Run {
         let settings = &self.plan.train;
         let eval_batch = *settings.flags.per_device_eval_batch_size;
         RunShapes {
-            train: shapes(self.plan.do_train, &self.train, batch),
-            eval: shapes(self.plan.do_eval, &self.validation, eval_batch),
+            train: shapes(self.plan.do_train, Split::Train, batch),
+            eval: if self.plan.do_eval {
+                shapes(true, Split::Validation, eval_batch)
+            } else {
+                shapes(self.plan.do_predict, Split::Test, eval_batch)
+            },
             accumulation: *settings.flags.gradient_accumulation_steps,
         }
     }
@@ -351,7 +395,7 @@ fn check_alike(
     if differences.is_empty() {
         return Ok(());
     }
-    // Digests of which a part tells them apart.
+    // Digests, shortened as far as they stay distinct.
     let shown = |value: &Option<String>| match value {
         Some(value) => value.chars().take(40).collect::<String>(),
         None => "none".into(),
@@ -362,7 +406,7 @@ fn check_alike(
     });
     Err(Error::usage(
         format!(
-            "rank {} has other {what} than rank 0: {}",
+            "rank {}'s {what} differ from rank 0's: {}",
             group.rank_info().rank,
             each.collect::<Vec<String>>().join(", ")
         ),

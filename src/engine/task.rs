@@ -104,6 +104,9 @@ fn known_labels(
         }
         return Err(config::no_labels(config, task.name()).into());
     };
+    if !trains && let Some(note) = labelled.note_of_model(&saved) {
+        say(&format!("note: {note}"));
+    }
     // Those of a stream are not to be known before it is read.
     if !trains || source.train_files.is_empty() || source.streaming.is_some() {
         return Ok(Some(saved));
@@ -340,6 +343,11 @@ impl TaskData {
         Ok(Some(spec))
     }
 
+    /// Whether files are named for a split.
+    pub fn has_files(&self, split: Split) -> bool {
+        !split.files(self.plan.source()).is_empty()
+    }
+
     /// A split's set.
     ///
     /// # Errors
@@ -348,32 +356,41 @@ impl TaskData {
         let doing = match split {
             Split::Train => "preparing the training set",
             Split::Validation => "preparing the validation set",
+            Split::ValidationMismatched => "preparing the mismatched validation set",
             Split::Test => "preparing the test set",
+            Split::TestMismatched => "preparing the mismatched test set",
         };
         tasks::set(&*self.plan, &self.context, split).map_err(failed(doing))
     }
 
-    /// The file of predictions: its usual name and its text. `outputs` is what the model gave for
-    /// each row of the test set.
+    /// The files of predictions: the usual one with its name and its text, then what a script would
+    /// write. `outputs` is what the model gave for each row of the `split`.
     ///
     /// # Errors
     /// If the test set cannot be read.
     pub fn predictions(
         &self,
+        split: Split,
         outputs: &[Vec<f32>],
         include_text: bool,
-    ) -> Result<(&'static str, String), Error> {
+    ) -> Result<Vec<(String, String)>, Error> {
         let labelled = self.plan.labelled();
         let labelled = labelled.expect("only tasks with labels predict, which `config` sees to");
-        let samples = tasks::test_samples(&*self.plan, &self.context)
+        let samples = tasks::test_samples(&*self.plan, &self.context, split)
             .map_err(failed("reading the test set"))?;
-        let text = labelled.predictions(&Predicted {
+        let predicted = Predicted {
             context: &self.context,
             samples: &samples,
             outputs,
             include_text,
-        });
-        Ok((labelled.prediction_file(), text))
+        };
+        let (name, half) = match split {
+            Split::TestMismatched => (labelled.prediction_file().replace('.', "_mm."), "-mm"),
+            _ => (labelled.prediction_file().to_string(), ""),
+        };
+        let usual = (name, labelled.predictions(&predicted));
+        let script = labelled.script_predictions(&predicted, half);
+        Ok(std::iter::once(usual).chain(script).collect())
     }
 
     /// Every length that a batch can have, whatever the data.

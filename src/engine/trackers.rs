@@ -1,8 +1,8 @@
 //! Experiment trackers of a run, as its plan names them.
 
 use super::error::Error;
-use crate::config::{RunPlan, TrackerName};
-use crate::report::trackers::{Mlflow, RunDescription, TensorBoard, Tracker, Trackers};
+use crate::config::RunPlan;
+use crate::report::trackers::{Destination, RunDescription, TrackerKind, Trackers};
 use xtrain_models::Model;
 
 /// Begins them for a run that starts at `step`.
@@ -18,20 +18,22 @@ pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers
         model: model.config().values().clone(),
         step,
     };
-    let (dir, plan) = (&plan.train.output_dir, &plan.trackers);
-    let start = |name: &TrackerName| -> Result<Box<dyn Tracker>, Error> {
-        let started: std::io::Result<Box<dyn Tracker>> = match name {
-            TrackerName::TensorBoard => TensorBoard::start(dir, plan.logging_dir.as_deref(), &run)
-                .map(|tracker| Box::new(tracker) as _),
-            TrackerName::Mlflow => {
-                Mlflow::start(dir, &plan.run_name, &run).map(|tracker| Box::new(tracker) as _)
-            }
-        };
-        started.map_err(|error| {
-            Error::failed(format!("--report_to {name}: {error}"))
+    let to = Destination {
+        output_dir: &plan.train.output_dir,
+        logging_dir: plan.trackers.logging_dir.as_deref(),
+        run_name: &plan.trackers.run_name,
+    };
+    let start = |kind: &&TrackerKind| {
+        (kind.start)(&to, &run).map_err(|error| {
+            Error::failed(format!("--report_to {}: {error}", kind.name))
                 .with_hint("fix it, or remove it from --report_to")
         })
     };
-    let started = plan.names.iter().map(start).collect::<Result<_, _>>()?;
+    let started = plan
+        .trackers
+        .kinds
+        .iter()
+        .map(start)
+        .collect::<Result<_, _>>()?;
     Ok(Trackers::new(started))
 }

@@ -239,6 +239,7 @@ impl Run {
                 examples,
                 progress.step - start.progress.step,
             ),
+            set: examples.map(|rows| rows as u64),
             runtime: began.elapsed().as_secs_f64(),
             length,
         };
@@ -338,6 +339,7 @@ impl Run {
         let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
         let mut files = self.files_beside_tensors();
         files.extend(self.loaded.generation_file());
+        files.extend(self.loaded.companions().iter().cloned());
         SavedModel {
             config: self.loaded.model.config().values().clone(),
             files,
@@ -452,9 +454,10 @@ fn header(
 ) -> [String; 4] {
     let settings = &plan.train;
     let (count, trained) = (parameter_count(model), trained_count(model));
-    let trained = match trained == count {
-        true => String::new(),
-        false => format!(" ({} of them trained)", units::count(trained as f64)),
+    let trained = if trained == count {
+        String::new()
+    } else {
+        format!(" ({} of them trained)", units::count(trained as f64))
     };
     let (devices, client) = (session.mesh().devices(), session.client());
     let name = plan.device.kind.to_string();
@@ -624,6 +627,8 @@ struct Finished {
     steps: u64,
     /// Examples in them.
     examples: u64,
+    /// Rows of the training set; `None` of a stream.
+    set: Option<u64>,
     /// Seconds.
     runtime: f64,
 }
@@ -659,6 +664,7 @@ fn finish(
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.examples,
+        set: run.set,
         steps: run.steps,
         loss: totals.total_loss / totals.total_steps,
         total_flos: totals.total_flops,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::checks::{listed, shown};
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
+use crate::checkpoint::hf::ADAPTER_CONFIG_FILE;
 use crate::data::tokenizer::{TEMPLATES, TOKENIZER_FILES};
 
 const WEIGHTS: &str = "model.safetensors";
@@ -25,6 +26,11 @@ impl Hub {
     /// tokenizer and generation config.
     pub fn model(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
+        if snapshot.has(ADAPTER_CONFIG_FILE) {
+            return Err(Error::Adapter {
+                name: name.to_string(),
+            });
+        }
         snapshot.fetch("config.json")?;
         // Asked for first: a model whose weights cannot be used should not cost its other files.
         let forms = [(WEIGHTS, INDEX), (TORCH_WEIGHTS, TORCH_INDEX)];

@@ -52,15 +52,6 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_all(open(path)?, MOST)
 }
 
-/// The same as text.
-///
-/// # Errors
-/// As [`read`], or the file is not UTF-8.
-pub fn read_text(path: &Path) -> io::Result<String> {
-    String::from_utf8(read(path)?)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
-}
-
 /// All of a file or of a pipe without a name, as the shell's `<(command)` and `/dev/stdin` are:
 /// these have a writer, and end when it ends.
 ///

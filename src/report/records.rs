@@ -93,6 +93,8 @@ pub struct ScalingRecord {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
+    /// Of the names of all numbers: `_mm` of MNLI's second set.
+    pub suffix: &'static str,
     /// NaN of a set without labels.
     pub loss: f64,
     /// Names without `eval_`, in the order to print them.
@@ -118,6 +120,8 @@ pub struct SummaryRecord {
     pub runtime: f64,
     /// Examples seen in this run.
     pub samples: u64,
+    /// Rows of the training set; `None` of a stream.
+    pub set: Option<u64>,
     /// Optimizer steps made in this run.
     pub steps: u64,
     /// Mean over the steps of the whole run that had one; NaN of none.
@@ -202,10 +206,12 @@ const fn epoch(value: f64) -> Field {
 
 impl Record {
     /// In the order in which the Trainer prints them. What is no number was not measured, and is left
-    /// out: a mean over no label, the norm of gradients that overflowed.
+    /// out: a mean over no label, the norm of gradients that overflowed. A metric of labels that has no
+    /// value, as the correlation of equal numbers, is NaN.
     fn fields(&self) -> Vec<Field> {
         let mut fields = self.all_fields();
-        fields.retain(|field| !field.value.is_nan());
+        let is_measured = matches!(self, Record::Eval(r) if !r.loss.is_nan());
+        fields.retain(|field| is_measured || !field.value.is_nan());
         fields
     }
 
@@ -241,6 +247,12 @@ impl Record {
                 );
                 fields.extend(r.epoch.map(epoch));
                 fields.extend(r.tokens_seen.map(tokens_seen));
+                if !r.suffix.is_empty() {
+                    let ended = |key: &str| Cow::Owned(format!("{key}{}", r.suffix));
+                    fields
+                        .iter_mut()
+                        .for_each(|field| field.key = ended(&field.key));
+                }
                 fields
             }
             Record::Summary(r) => {
@@ -315,7 +327,8 @@ impl Record {
             Record::Train(r) => format!("{}  {}", at("step", r.step), loss_text(r.loss)),
             Record::Eval(r) => {
                 // One after the training has no step of its own.
-                let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
+                let what = format!("eval{}", r.suffix);
+                let head = r.epoch.map_or(what.clone(), |_| at(&what, r.step));
                 let mut parts = vec![head, loss_text(r.loss)];
                 let named = r.metrics.iter().map(|(name, value)| {
                     let name = &*one_line(name);
@@ -360,19 +373,35 @@ impl Record {
 
     /// An entry of `log_history`.
     pub fn history_entry(&self) -> Value {
-        let mut map = self.results();
+        let mut map = self.kept();
         self.add_step(&mut map);
         Value::Object(map)
     }
 
-    /// The keys with the values that the Trainer keeps, as `train_results.json` and
-    /// `eval_results.json` are made of.
-    pub fn results(&self) -> Map<String, Value> {
+    /// The keys with the values that the Trainer keeps.
+    fn kept(&self) -> Map<String, Value> {
         let kept = |field: Field| {
             let value = field.json(field.kept);
             (field.key.into_owned(), value)
         };
         self.fields().into_iter().map(kept).collect()
+    }
+
+    /// What `train_results.json` and `eval_results.json` are made of: what is kept, and how many rows
+    /// the set has, which transformers' scripts add.
+    pub fn results(&self) -> Map<String, Value> {
+        let mut map = self.kept();
+        match self {
+            Record::Train(_) => {}
+            Record::Eval(r) => {
+                map.insert(format!("eval_samples{}", r.suffix), r.samples.into());
+            }
+            Record::Summary(r) => {
+                map.insert("total_flos".into(), number(r.total_flos));
+                map.extend(r.set.map(|rows| ("train_samples".to_string(), rows.into())));
+            }
+        }
+        map
     }
 
     /// The keys with their values in full, for trackers.
@@ -503,6 +532,7 @@ mod tests {
     });
     fn eval() -> Record {
         Record::Eval(EvalRecord {
+            suffix: "",
             loss: 2.5,
             metrics: vec![("accuracy".into(), 0.75)],
             perplexity: Some(12.25),
@@ -515,6 +545,7 @@ mod tests {
         })
     }
     const SUMMARY: Record = Record::Summary(SummaryRecord {
+        set: Some(90),
         runtime: 6.123_456,
         samples: 100,
         steps: 13,

@@ -13,6 +13,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
 pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
 use super::estimates::Estimates;
+use super::glue::Glue;
 use super::metrics::{Confusion, argmax, combined, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
 use crate::data::padding::Padding;
@@ -72,6 +73,7 @@ impl Task for ClsDataSettings {
         Ok(Arc::new(LabelledTexts {
             labels: LabelUse {
                 labels: context.run_labels().clone(),
+                glue: self.glue,
                 needed: needs_labels,
             },
             encoder: SequenceEncoder::new(&context.tokenizer, Some(context.length))?,
@@ -90,6 +92,7 @@ impl Task for ClsDataSettings {
             "label": self.label_column,
             "labels": labels.map.key(),
             "numbers": labels.given,
+            "task": self.glue.map(|task| task.name),
             "needed": needs_labels,
             "left": context.tokenizer.truncates_left,
         })
@@ -119,10 +122,8 @@ impl Task for ClsDataSettings {
 
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {
         match labels {
-            Some(labels) if !labels.are_numbers() => {
-                Box::new(Classes::new(labels, self.glue_metrics))
-            }
-            _ => Box::new(Estimates::new(self.glue_metrics)),
+            Some(labels) if !labels.are_numbers() => Box::new(Classes::new(labels, self.glue)),
+            _ => Box::new(Estimates::new(self.glue)),
         }
     }
 }
@@ -136,13 +137,31 @@ impl Labelled for ClsDataSettings {
         self.labels.as_ref()
     }
 
+    fn of_model(&self, saved: LabelMap) -> LabelMap {
+        match self.glue {
+            Some(task) => task.labels_of_model(saved),
+            None => saved,
+        }
+    }
+
+    fn note_of_model(&self, saved: &LabelMap) -> Option<String> {
+        let task = self.glue.filter(|task| task.calls_otherwise(saved))?;
+        Some(format!(
+            "the model calls its classes {saved}; {} of {} go by their numbers",
+            task.classes.join(", "),
+            task.name
+        ))
+    }
+
     /// The labels that occur. A parquet file that names its classes (`datasets`' ClassLabel)
     /// decides their order.
     fn of_data(&self) -> Result<LabelMap> {
         if self.source.train_files.is_empty() {
             return Err(Error::NoFile { what: "train" });
         }
-        labels_of(&self.source.train_files, self)
+        let found = labels_of(&self.source.train_files, self)?;
+        let named = self.glue.and_then(|task| task.classes_of(&found));
+        Ok(named.unwrap_or(found))
     }
 
     fn prediction_file(&self) -> &'static str {
@@ -179,6 +198,17 @@ impl Labelled for ClsDataSettings {
             table.push_str(&csv::line(&fields));
         }
         table
+    }
+
+    fn script_predictions(
+        &self,
+        predicted: &Predicted<'_>,
+        half: &str,
+    ) -> Option<(String, String)> {
+        let task = self.glue?;
+        let map = &predicted.context.run_labels().map;
+        let name = format!("predict_results_{}{half}.txt", task.name);
+        Some((name, task.predictions(map, predicted.outputs)))
     }
 }
 
@@ -262,11 +292,11 @@ struct Classes {
     names: Vec<String>,
     confusion: Confusion,
     logits: Vec<Vec<f32>>,
-    glue: Option<&'static [&'static str]>,
+    glue: Option<Glue>,
 }
 
 impl Classes {
-    fn new(labels: &LabelMap, glue: Option<&'static [&'static str]>) -> Self {
+    fn new(labels: &LabelMap, glue: Option<Glue>) -> Self {
         Classes {
             glue,
             names: labels.names().to_vec(),
@@ -298,7 +328,8 @@ impl Metrics for Classes {
     fn values(&self, _labels: f64) -> Vec<(String, f64)> {
         let confusion = &self.confusion;
         // GLUE's F1 is scikit-learn's of two classes: the second one's.
-        let is_binary = self.names.len() == 2 && self.glue.is_some_and(|it| it.contains(&"f1"));
+        let is_binary =
+            self.names.len() == 2 && self.glue.is_some_and(|it| it.metrics.contains(&"f1"));
         let f1 = if is_binary {
             confusion.f1(1).unwrap_or(0.0)
         } else {

@@ -344,7 +344,12 @@ fn the_label_of_what_has_none_is_refused_but_for_predictions() {
 #[test]
 fn glue_has_metrics_of_its_own() {
     let labels = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
-    let values = |glue: Option<&'static [&'static str]>| {
+    let values = |metrics: Option<&'static [&'static str]>| {
+        let glue = metrics.map(|metrics| Glue {
+            name: "mrpc",
+            metrics,
+            classes: &["not_equivalent", "equivalent"],
+        });
         let mut classes = Classes::new(&labels, glue);
         let truth = HostLabels::Classes(ndarray::array![1, 1, 0, 1]);
         classes.add(&[0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0], &truth, 4);
@@ -378,6 +383,7 @@ fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
     let settings = settings(dir.path(), std::slice::from_ref(&path));
     let read = |path: &Path, surrounds: bool| {
         let labels = LabelUse {
+            glue: None,
             labels: RunLabels {
                 map: LabelMap::new(vec!["x".into(), "y".into()]).unwrap(),
                 given: false,
@@ -398,5 +404,5 @@ fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
     let path = dir.path().join("x.csv");
     fs::write(&path, "text,label\n\"\",x\n").unwrap();
     let error = read(&path, true).unwrap_err().to_string();
-    assert!(error.contains("is empty"), "{error}");
+    assert!(error.contains("is missing: empty"), "{error}");
 }

@@ -4,6 +4,7 @@
 use xtrain_graphs::Tensor;
 use xtrain_models::{IGNORED_NUMBER, Predictions};
 
+use super::glue::Glue;
 use super::metrics::combined;
 use crate::data::HostLabels;
 use crate::trainer::evaluate::Metrics;
@@ -13,12 +14,12 @@ use crate::trainer::evaluate::Metrics;
 pub struct Estimates {
     estimates: Vec<f32>,
     labels: Vec<f32>,
-    glue: Option<&'static [&'static str]>,
+    glue: Option<Glue>,
 }
 
 impl Estimates {
     /// With the metrics of a GLUE task, if one was named.
-    pub fn new(glue: Option<&'static [&'static str]>) -> Estimates {
+    pub fn new(glue: Option<Glue>) -> Estimates {
         Estimates {
             glue,
             ..Estimates::default()
@@ -69,7 +70,8 @@ fn correlation(x: &[f64], y: &[f64]) -> f64 {
     // Asked of the values: what is left of equal ones after subtracting their mean may be a
     // rounding error instead of nothing.
     let constant = |values: &[f64]| values.iter().all(|value| *value == values[0]);
-    if constant(x) || constant(y) {
+    let undefined = |values: &[f64]| constant(values) || values.iter().any(|value| value.is_nan());
+    if undefined(x) || undefined(y) {
         return f64::NAN;
     }
     let centred = |values: &[f64]| {
@@ -82,7 +84,7 @@ fn correlation(x: &[f64], y: &[f64]) -> f64 {
     (product(&x, &y) / (product(&x, &x).sqrt() * product(&y, &y).sqrt())).clamp(-1.0, 1.0)
 }
 
-/// Ranks from 1 on.
+/// Ranks from 1 on; NaN, which has none, stays.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -92,6 +94,11 @@ fn ranks(values: &[f64]) -> Vec<f64> {
         let mean = before as f64 + (equal.len() + 1) as f64 / 2.0;
         equal.iter().for_each(|place| ranks[*place] = mean);
         before += equal.len();
+    }
+    for (rank, value) in ranks.iter_mut().zip(values) {
+        if value.is_nan() {
+            *rank = f64::NAN;
+        }
     }
     ranks
 }

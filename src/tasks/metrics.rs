@@ -1,6 +1,8 @@
 //! What an evaluation says of a model besides its loss. Formulas and conventions are
 //! scikit-learn's, which `run_glue` takes its metrics from.
 
+use super::glue::Glue;
+
 /// How often each label was taken for which.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Confusion {
@@ -88,8 +90,11 @@ impl Confusion {
 }
 
 /// The mean of a GLUE task's metrics where it has several, as run_glue adds it.
-pub fn combined(glue: Option<&[&str]>, values: &[(String, f64)]) -> Option<(String, f64)> {
-    let names = glue.filter(|names| names.len() > 1)?;
+pub fn combined(glue: Option<Glue>, values: &[(String, f64)]) -> Option<(String, f64)> {
+    let names = glue?.metrics;
+    if names.len() < 2 {
+        return None;
+    }
     let value = |name: &&str| values.iter().find(|(found, _)| found == name);
     let found: Option<Vec<f64>> = names
         .iter()
@@ -100,8 +105,11 @@ pub fn combined(glue: Option<&[&str]>, values: &[(String, f64)]) -> Option<(Stri
     Some(("combined_score".to_string(), mean))
 }
 
-/// Where the largest value is, the first among equals.
+/// Where the largest value is, the first among equals; numpy takes a NaN for the largest.
 pub fn argmax(values: &[f32]) -> usize {
+    if let Some(first) = values.iter().position(|value| value.is_nan()) {
+        return first;
+    }
     (1..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best })
 }
 
@@ -168,8 +176,12 @@ mod tests {
     #[test]
     fn ties_go_to_the_first_label() {
         assert_eq!(
-            (argmax(&[1.0, 3.0, 3.0]), argmax(&[f32::NEG_INFINITY; 2])),
-            (1, 0)
+            (
+                argmax(&[1.0, 3.0, 3.0]),
+                argmax(&[f32::NEG_INFINITY; 2]),
+                argmax(&[1.0, f32::NAN, 3.0])
+            ),
+            (1, 0, 1)
         );
         let probabilities = softmax(&[0.0, 1000.0, 1000.0]);
         assert_eq!(probabilities, [0.0, 0.5, 0.5]);

@@ -11,6 +11,7 @@ pub mod clm;
 pub mod cls;
 mod columns;
 mod estimates;
+mod glue;
 mod language;
 pub mod masking;
 mod metrics;
@@ -36,6 +37,7 @@ use crate::trainer::feed::LabelShape;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
+pub use glue::Glue;
 pub use mlm::MlmDataSettings;
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
@@ -182,6 +184,16 @@ pub trait Labelled {
     /// The labels that the user named.
     fn named(&self) -> Option<&LabelMap>;
 
+    /// The labels of a model that was saved with these.
+    fn of_model(&self, saved: LabelMap) -> LabelMap {
+        saved
+    }
+
+    /// What is to be known where the model with these labels is used as it is.
+    fn note_of_model(&self, _saved: &LabelMap) -> Option<String> {
+        None
+    }
+
     /// The labels of the training files.
     ///
     /// # Errors
@@ -193,6 +205,16 @@ pub trait Labelled {
 
     /// The text of that file.
     fn predictions(&self, predicted: &Predicted<'_>) -> String;
+
+    /// A second file of the same predictions, as the script writes it that the task is modelled on:
+    /// its name and its text. `half`: what MNLI calls the second of its sets, `-mm`, or nothing.
+    fn script_predictions(
+        &self,
+        _predicted: &Predicted<'_>,
+        _half: &str,
+    ) -> Option<(String, String)> {
+        None
+    }
 }
 
 /// The class that a configuration was saved with; empty if it names none.
@@ -211,9 +233,8 @@ pub fn saved_labels(labelled: &dyn Labelled, config: &Config) -> Result<Option<L
         return Ok(None);
     }
     let named = LabelMap::from_config(config.values())?;
-    Ok(Some(
-        named.unwrap_or_else(|| LabelMap::of_nobody(config.values())),
-    ))
+    let saved = named.unwrap_or_else(|| LabelMap::of_nobody(config.values()));
+    Ok(Some(labelled.of_model(saved)))
 }
 
 /// What a model predicted of the test set.
@@ -334,8 +355,34 @@ pub enum Split {
     Train,
     /// `validation_files` or, without them, the share of the training samples that was set aside.
     Validation,
+    /// `validation_mismatched_files`: MNLI's second validation set.
+    ValidationMismatched,
     /// `test_files`, whose samples need no label.
     Test,
+    /// `test_mismatched_files`: MNLI's second test set.
+    TestMismatched,
+}
+
+impl Split {
+    /// The second set of those tasks that have two to evaluate on or to predict.
+    pub fn mismatched(self) -> Split {
+        match self {
+            Split::Validation => Split::ValidationMismatched,
+            Split::Test => Split::TestMismatched,
+            other => other,
+        }
+    }
+
+    /// The files that are named for it.
+    pub fn files(self, source: &SourceSettings) -> &[PathBuf] {
+        match self {
+            Split::Train => &source.train_files,
+            Split::Validation => &source.validation_files,
+            Split::ValidationMismatched => &source.validation_mismatched_files,
+            Split::Test => &source.test_files,
+            Split::TestMismatched => &source.test_mismatched_files,
+        }
+    }
 }
 
 /// A split's set, found on disk or made.
@@ -343,7 +390,7 @@ pub enum Split {
 /// # Errors
 /// There is no file, a file cannot be read or has a bad row, or the tokenizer does not suit.
 pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
-    let needs_labels = split != Split::Test;
+    let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
     let source = task.source();
     let apart = percentage(source);
@@ -358,7 +405,17 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
             &source.validation_files,
             source.max_eval_samples,
         ),
+        Split::ValidationMismatched => (
+            "validation_mismatched",
+            &source.validation_mismatched_files,
+            source.max_eval_samples,
+        ),
         Split::Test => ("test", &source.test_files, source.max_predict_samples),
+        Split::TestMismatched => (
+            "test_mismatched",
+            &source.test_mismatched_files,
+            source.max_predict_samples,
+        ),
     };
     let share = match (split, task.splits_at_random()) {
         (Split::Train, true) if validates && apart > 0.0 => Share::NotChosen(apart, source.seed),
@@ -381,15 +438,14 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
     Ok(Set::new(rows.take(most.unwrap_or(usize::MAX)), recipe))
 }
 
-/// The samples that the rows of the test set come from, in their order.
+/// The samples that the rows of a test set come from, in their order.
 ///
 /// # Errors
 /// A file cannot be read or has a bad row.
-pub fn test_samples(task: &dyn Task, context: &Context) -> Result<Vec<Sample>> {
+pub fn test_samples(task: &dyn Task, context: &Context, split: Split) -> Result<Vec<Sample>> {
     let recipe = task.recipe(context, false)?;
     let source = task.source();
-    let files: &[PathBuf] = &source.test_files;
-    Samples::new(files, &*recipe, source.table.on_bad_row)
+    Samples::new(split.files(source), &*recipe, source.table.on_bad_row)
         .take(source.max_predict_samples.unwrap_or(usize::MAX))
         .collect()
 }

@@ -249,7 +249,7 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
         padding: PaddingSettings::default(),
         labels: Some(labels.clone()),
         finds_regression: true,
-        glue_metrics: None,
+        glue: None,
     };
     let tokenizer = letters(dir.path());
     let set = examples(&data, Split::Train, &tokenizer, Some(&labels), 12).unwrap();

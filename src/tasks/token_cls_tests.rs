@@ -284,7 +284,7 @@ fn predictions_are_written_as_the_input_was() {
         task.source.test_files = vec![file(dir.path(), name, text)];
         // [CLS] a ##b ##c [SEP]: the second word does not fit.
         let context = context(&task, &tokenizer, 5, Some(&known));
-        let samples = test_samples(&task, &context).unwrap();
+        let samples = test_samples(&task, &context, Split::Test).unwrap();
         let found = task.predictions(&Predicted {
             context: &context,
             samples: &samples,

@@ -55,6 +55,8 @@ pub trait Metrics {
 /// What an evaluation found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
+    /// Of the names of its numbers in records: `_mm` of MNLI's second set.
+    pub suffix: &'static str,
     /// Mean loss per label; NaN of a set without labels.
     pub loss: f64,
     /// `exp(loss)` of a language model, infinite where that overflows, as run_clm has it.
@@ -169,6 +171,7 @@ pub fn evaluate(
     }
     let loss = totals.loss / totals.labels;
     Ok(Evaluation {
+        suffix: "",
         loss,
         perplexity: totals.metrics.has_perplexity().then(|| loss.exp()),
         metrics: totals.metrics.values(totals.labels),

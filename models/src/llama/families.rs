@@ -300,7 +300,8 @@ pub(crate) const PHI3: Family = Family {
         r#"{
           "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 32064,
           "hidden_size": 3072, "intermediate_size": 8192, "num_key_value_heads": null,
-          "hidden_act": "silu", "max_position_embeddings": 4096, "resid_pdrop": 0.0,
+          "hidden_act": "silu", "max_position_embeddings": 4096,
+          "original_max_position_embeddings": 4096, "resid_pdrop": 0.0,
           "embd_pdrop": 0.0, "rms_norm_eps": 1e-05, "eos_token_id": 32000,
           "pad_token_id": 32000, "sliding_window": null
         }"#,

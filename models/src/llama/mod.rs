@@ -200,7 +200,7 @@ impl Llama {
         let windows = windows(switches, &read, count)?;
         let mut keys = vec![RotaryKeys {
             may_be_partial: switches.is_fused,
-            may_be_scaled: !switches.is_fused,
+            is_default_or_long: switches.is_fused,
             ..ROTARY
         }];
         if switches.has_local_rotary {

@@ -4,7 +4,7 @@ use super::entries::{all, choose};
 use super::list::{describe, model};
 use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
 use crate::commands::Error;
-use crate::config::ShowForm;
+use crate::config::Flags;
 use crate::engine::failed;
 use crate::report::table::Table;
 use crate::report::units::{bytes, count, duration};
@@ -12,24 +12,24 @@ use crate::runtime::hlo::live_buffers;
 use crate::runtime::{Client, Library, OptionValue, Signature};
 use xtrain_graphs::{Graph, InputRole};
 
-pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
+pub fn show(store: &Store, id: &str, flags: &Flags) -> Result<(), Error> {
     let entries = all(store)?;
     let listed = choose(&entries, id, store)?;
     let mut entry = open(store, &listed.id)?;
-    match form {
-        ShowForm::Json => outln!("{}", describe(listed)),
-        ShowForm::Text => out!("{}", text(store, listed, &mut entry)?),
-        ShowForm::Hlo => out!(
-            "{}",
-            hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
-        ),
-        ShowForm::StableHlo => out!(
-            "{}",
-            stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
-        ),
-        ShowForm::Memory => out!("{}", peak_text(store, listed, &mut entry)?),
-        ShowForm::OptimizedHlo => out!("{}", optimized(store, listed, &mut entry)?),
-    }
+    let text = if *flags.hlo {
+        hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+    } else if *flags.optimized_hlo {
+        optimized(store, listed, &mut entry)?
+    } else if *flags.stablehlo {
+        stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+    } else if *flags.peak_memory {
+        peak_text(store, listed, &mut entry)?
+    } else if *flags.json {
+        format!("{}\n", describe(listed))
+    } else {
+        text(store, listed, &mut entry)?
+    };
+    out!("{text}");
     Ok(())
 }
 

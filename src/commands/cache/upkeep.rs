@@ -8,7 +8,7 @@ use crate::cache::{
 };
 use crate::commands::Error;
 use crate::commands::output_file::{announce, check_output};
-use crate::config::{Device, DevicePlan, PruneRules};
+use crate::config::{Device, DevicePlan, Flags};
 use crate::engine::device::open_device;
 use crate::engine::failed;
 use crate::parallel::Mesh;
@@ -142,14 +142,14 @@ fn check(
 }
 
 /// Removes what the rules name; in a dry run only says so.
-pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
-    let compiler = if rules.stale_compiler {
+pub fn prune(store: &Store, rules: &Flags) -> Result<(), Error> {
+    let compiler = if *rules.stale_compiler {
         Some(Library::open().map_err(failed("opening the XLA library"))?)
     } else {
         None
     };
     let entries = all(store)?;
-    let of_device = |entry: &&Listed| match (&rules.device, &entry.header) {
+    let of_device = |entry: &&Listed| match (&*rules.only_device, &entry.header) {
         (None, _) => true,
         (Some(device), Ok(header)) => header
             .key
@@ -184,7 +184,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     let (mut gone, mut freed, mut failures) = (0, 0, Vec::new());
     for entry in &doomed {
         let path = store.path(&entry.id);
-        let removed = if rules.dry_run {
+        let removed = if *rules.dry_run {
             Ok(())
         } else {
             store.remove(&entry.id)
@@ -206,7 +206,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
             .map_or("unusable".to_string(), |header| header.phase.clone());
         outln!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
     }
-    let verb = if rules.dry_run {
+    let verb = if *rules.dry_run {
         "would remove"
     } else {
         "removed"

@@ -31,7 +31,9 @@ pub fn data_files_have_their_columns(flags: &Flags) -> Verdict {
     for (files, is_read, needs_labels) in [
         (&flags.train_file, trains, true),
         (&flags.validation_file, flags.evaluates(), true),
+        (&flags.validation_mismatched_file, flags.evaluates(), true),
         (&flags.test_file, flags.predicts(), false),
+        (&flags.test_mismatched_file, flags.predicts(), false),
     ] {
         let files = is_read.then(|| (files.name(), local_files(files)));
         for (name, path) in files

@@ -2,7 +2,7 @@
 
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::checkpoint::files;
-use crate::config::choices::{SaveStrategy, Strategy};
+use crate::config::choices::{GlueTask, SaveStrategy, Strategy};
 use crate::config::command::sets::{CLS, PREDICT};
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
@@ -65,10 +65,39 @@ pub fn something_to_label(flags: &Flags) -> Verdict {
     )
 }
 
+/// Only mnli has a second set to evaluate on and to label, beside a first one.
+pub fn only_mnli_has_two_halves(flags: &Flags) -> Verdict {
+    let halves = [
+        (&flags.validation_mismatched_file, &flags.validation_file),
+        (&flags.test_mismatched_file, &flags.test_file),
+    ];
+    let mut mistakes = Vec::new();
+    for (second, first) in halves.into_iter().filter(|(second, _)| second.is_given()) {
+        if *flags.task_name != Some(GlueTask::Mnli) {
+            mistakes.push(UsageError::illegal(
+                format!("--{} is mnli's, which has two sets", second.name()),
+                "leave it out, or add --task_name mnli",
+            ));
+        } else if !first.is_given() {
+            mistakes.push(UsageError::illegal(
+                format!("--{} comes after --{}", second.name(), first.name()),
+                &format!("add --{} with the matched set", first.name()),
+            ));
+        }
+    }
+    UsageError::all(mistakes)
+}
+
 /// Every file that was named is there.
 pub fn files_are_there(flags: &Flags) -> Verdict {
     let mut mistakes = Vec::new();
-    for files in [&flags.train_file, &flags.validation_file, &flags.test_file] {
+    for files in [
+        &flags.train_file,
+        &flags.validation_file,
+        &flags.validation_mismatched_file,
+        &flags.test_file,
+        &flags.test_mismatched_file,
+    ] {
         let name = files.name();
         for path in local_files(files) {
             if remote::is_url(&path) {

@@ -81,6 +81,7 @@ rules! {
     devices_divide_between_processes for TRAINING | EVAL in processes;
     automatic_batch_needs_one_process for TRAINING in processes;
     degrees_have_an_answer for ALL in processes;
+    cpu_devices_are_few for TRAIN_EVAL | BENCH in processes;
     examples_of_a_step_have_a_bound for TRAIN in processes;
     sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
     launch_leaves_device_to_the_command for LAUNCH
@@ -96,7 +97,7 @@ rules! {
     one_16_bit_type for TRAIN_EVAL | BENCH in training;
     directories_of_the_environment_are_here for ALL in output;
     something_to_do for TRAINING
-        if !flags.trains() && !flags.evaluates() =>
+        if !flags.trains() && !flags.evaluates() && !flags.predicts() =>
         "neither training nor evaluation is asked for",
         "add --do_train, --do_eval or both";
     run_has_an_output_dir for TRAINING
@@ -109,7 +110,7 @@ rules! {
         "add --dry_run";
     fit_looks_for_a_training_batch for FIT
         if !flags.trains() =>
-        "fit looks for a training batch, and --do_eval alone trains nothing",
+        "fit looks for a training batch, and nothing is trained",
         "add --do_train";
     predict_needs_a_model for PREDICT
         if !flags.model_name_or_path.is_given() =>
@@ -120,6 +121,7 @@ rules! {
         "generate needs a model",
         "add --model_name_or_path DIR, the output directory of a training run";
     weights_or_a_description for READING | GENERATE | BENCH in model;
+    model_has_no_adapter for READING | GENERATE | BENCH in model;
     model_directory_holds_a_model for READING | GENERATE | BENCH in model;
     configuration_is_known for TRAIN_EVAL | BENCH in model;
     configuration_can_be_read for READING | GENERATE | BENCH in contents;
@@ -182,6 +184,7 @@ rules! {
         if *flags.label_smoothing_factor > 0.0 && *flags.do_regression == Some(true) =>
         "--label_smoothing_factor spreads labels over classes, and --do_regression has none",
         "leave one of them out";
+    only_mnli_has_two_halves for TRAIN_LIKE_CLS | EVAL in data;
     training_has_a_length for TRAINING
         if flags.trains() && flags.max_steps.is_none() && *flags.num_train_epochs == 0.0 =>
         "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",

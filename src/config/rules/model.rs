@@ -2,6 +2,7 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::checkpoint::hf::{self, ADAPTER_CONFIG_FILE};
 use crate::checkpoint::{self, Weights, weights};
 use crate::config::choices::suits_task;
 use crate::config::command::sets::{GENERATE, PREDICT};
@@ -11,6 +12,7 @@ use crate::config::from_hub;
 use crate::config::nearest::nearest;
 use crate::config::sources;
 use crate::data::Tokenizer;
+use crate::report::printable::quotable;
 use crate::report::runs::checkpoints::newest_checkpoint;
 use std::path::Path;
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
@@ -59,7 +61,7 @@ pub fn weights_or_a_description(flags: &Flags) -> Verdict {
     )
 }
 
-/// What `--do_eval` alone evaluates has been trained before: where random weights would be, training was
+/// What `--do_eval` or `--do_predict` alone uses has been trained before: where random weights would be, training was
 /// meant, too.
 pub fn evaluated_model_is_trained(flags: &Flags) -> Verdict {
     let is_random = flags.model_type.is_given() || flags.config_name.is_given();
@@ -68,12 +70,14 @@ pub fn evaluated_model_is_trained(flags: &Flags) -> Verdict {
         flags.config_name.given_name(),
     ];
     let name = given.into_iter().flatten().next().unwrap_or_default();
+    let is_used = flags.evaluates() || flags.predicts();
+    let (flag, does) = flags.use_without_training();
     refuse_if(
-        flags.evaluates() && !flags.trains() && is_random && !flags.model_name_or_path.is_given(),
+        is_used && !flags.trains() && is_random && !flags.model_name_or_path.is_given(),
         &format!(
-            "--do_eval without --do_train only evaluates, and a model of --{name} has random weights"
+            "{flag} without --do_train only {does}, and a model of --{name} has random weights"
         ),
-        "add --do_train or, to evaluate a trained model, name it with --model_name_or_path",
+        "add --do_train or, to use a trained model, name it with --model_name_or_path",
     )
 }
 
@@ -83,7 +87,8 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     let Some(directory) = &*flags.model_name_or_path else {
         return Ok(());
     };
-    if from_hub::is_name(directory) {
+    let is_adapter = directory.join(ADAPTER_CONFIG_FILE).is_file();
+    if from_hub::is_name(directory) || is_adapter {
         return Ok(());
     }
     if directory.join("config.json").is_file() {
@@ -125,6 +130,29 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
             directory.display()
         ),
         fix,
+    )
+}
+
+/// transformers puts an adapter that lies beside a model on its base; here none is applied.
+pub fn model_has_no_adapter(flags: &Flags) -> Verdict {
+    let directory = flags.model_name_or_path.as_deref();
+    let Some(path) = directory.map(|directory| directory.join(ADAPTER_CONFIG_FILE)) else {
+        return Ok(());
+    };
+    if !path.is_file() {
+        return Ok(());
+    }
+    let base = hf::read_object(&path).ok().and_then(|adapter| {
+        let base = adapter.get("base_model_name_or_path")?.as_str()?;
+        Some(format!(" of {}", quotable(base)))
+    });
+    refuse(
+        format!(
+            "--model_name_or_path: {} is an adapter{}, and xtrain applies none",
+            path.display(),
+            base.unwrap_or_default()
+        ),
+        "merge it with PEFT's merge_and_unload and save that model, or move the adapter's files away to use the weights beside it",
     )
 }
 

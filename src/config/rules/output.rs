@@ -6,7 +6,6 @@ use super::verdict::{Verdict, refuse};
 use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use crate::checkpoint::lock::RUN_LOCK;
 use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
-use crate::config::choices::TrackerName;
 use crate::config::command::sets::{QUICKSTART, TOP};
 use crate::config::config_file::DATA_SETTINGS_FILE;
 use crate::config::derived::local_files;
@@ -20,6 +19,7 @@ use crate::distributed::RankInfo;
 use crate::hub;
 use crate::report::records::LOG_FILE;
 use crate::report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
+use crate::report::trackers::TENSORBOARD;
 use crate::trainer::settings::Resume;
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub fn directories_of_the_environment_are_here(flags: &Flags) -> Verdict {
         (CACHE_VARIABLE, !flags.cache_dir.is_given()),
         (
             LOGGING_VARIABLE,
-            flags.report_to.contains(&TrackerName::TensorBoard) && !flags.logging_dir.is_given(),
+            flags.report_to.contains(&&TENSORBOARD) && !flags.logging_dir.is_given(),
         ),
         ("HF_HUB_CACHE", from_hub::is_asked(flags)),
         ("HF_HOME", from_hub::is_asked(flags)),

@@ -2,9 +2,10 @@
 //! compared.
 
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::choices::Device;
 use crate::config::flags::Flags;
 use crate::config::kind::Degree;
-use crate::config::mesh::{automatic, degrees, mesh, product};
+use crate::config::mesh::{automatic, degrees, mesh, product, times};
 
 /// A job of several processes, seen by one of them.
 pub fn environment_is_consistent(flags: &Flags) -> Verdict {
@@ -44,6 +45,28 @@ pub fn devices_divide_between_processes(flags: &Flags) -> Verdict {
             "--data_parallel {devices} does not divide between {world} processes with equally many devices"
         ),
         format!("set --data_parallel {near}, or leave it out for one device a process"),
+    )
+}
+
+/// Devices that a CPU client has at most.
+const MOST_CPU_DEVICES: usize = 1024;
+
+/// A process has as many devices as the CPU client can have.
+pub fn cpu_devices_are_few(flags: &Flags) -> Verdict {
+    let is_compared = flags.compare_meshes.is_some();
+    let Some(mesh) = mesh(flags).ok().filter(|_| !is_compared) else {
+        return Ok(());
+    };
+    let devices = mesh.devices() / world(flags).max(1);
+    let given = degrees(flags).map(|degree| (degree.name(), degree.count().unwrap_or(1)));
+    let given: Vec<_> = given.into_iter().filter(|(_, count)| *count > 1).collect();
+    refuse_if(
+        *flags.device == Device::Cpu && devices > MOST_CPU_DEVICES,
+        &format!(
+            "{} are {devices} CPU devices in this process, which can have {MOST_CPU_DEVICES}",
+            times(&given)
+        ),
+        "lower it, or spread the devices over more processes with `xtrain launch`",
     )
 }
 

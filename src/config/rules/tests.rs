@@ -100,6 +100,16 @@ const CASES: &[(&str, &str, &str)] = &[
         "more than 1048576 devices",
     ),
     (
+        "cpu_devices_are_few",
+        "bench --data_parallel 1025",
+        "--data_parallel 1025 are 1025 CPU devices in this process",
+    ),
+    (
+        "only_mnli_has_two_halves",
+        "eval cls --model_name_or_path @/model --validation_mismatched_file @/valid.csv --validation_file @/valid.csv",
+        "is mnli's, which has two sets",
+    ),
+    (
         "examples_of_a_step_have_a_bound",
         "CLM --per_device_train_batch_size 100000 --gradient_accumulation_steps 100000",
         "more than 2147483647 examples",
@@ -245,6 +255,16 @@ const CASES: &[(&str, &str, &str)] = &[
         "mesh_divides_the_model",
         "bench --model_type gpt2 --tensor_parallel 5",
         "cannot divide",
+    ),
+    (
+        "one_choice_of_what_is_trained",
+        "CLM --freeze wte --train_only wpe",
+        "each say all",
+    ),
+    (
+        "trained_parameters_are_the_models",
+        "CLM --freeze lm_haed",
+        "no parameter of the model",
     ),
     (
         "tokenizer_is_there",

@@ -1,5 +1,5 @@
 //! What templates are given, and what is wrong with them. How they are rendered is compared with
-//! Jinja2 in `jinja/tests/golden.rs`.
+//! Jinja2 in `src/jinja/tests/golden.rs`.
 
 use super::*;
 use serde_json::Map;

@@ -22,11 +22,11 @@ pub fn summary(report: &Report) -> String {
             .iter()
             .map(|part| format!("{} {:.0}%", part.title, 100.0 * part.seconds / wall))
             .collect();
-        line(
-            "time",
-            format!("{}: {}", time(wall), shares.join(", ")),
-            &mut text,
-        );
+        let shares = match shares.as_slice() {
+            [] => String::new(),
+            shares => format!(": {}", shares.join(", ")),
+        };
+        line("time", format!("{}{shares}", time(wall)), &mut text);
     }
     let mut rates = Vec::new();
     rates.extend(
@@ -50,18 +50,21 @@ pub fn summary(report: &Report) -> String {
     if let Some(metric) = deciding(&numbers.metrics) {
         line(&metric.key, metric_text(metric), &mut text);
     }
+    // Without telemetry nobody knows of graphs.
     let graphs = numbers.graphs;
-    line(
-        "graphs",
-        format!(
-            "{} compiled in {}, {} from the cache, {} recompiled",
-            graphs.compiled,
-            time(graphs.compile_seconds),
-            graphs.loaded,
-            graphs.recompiled
-        ),
-        &mut text,
-    );
+    if !numbers.parts.is_empty() || graphs.compiled + graphs.loaded > 0 {
+        line(
+            "graphs",
+            format!(
+                "{} compiled in {}, {} from the cache, {} recompiled",
+                graphs.compiled,
+                time(graphs.compile_seconds),
+                graphs.loaded,
+                graphs.recompiled
+            ),
+            &mut text,
+        );
+    }
     line("output", run.path.display().to_string(), &mut text);
     text
 }

@@ -1,7 +1,7 @@
 //! `--report_to mlflow`: runs of an MLflow server by its REST API (`$MLFLOW_TRACKING_URI`). A thread
 //! of its own sends the records, so that a slow server does not hold up a step.
 
-use super::{RunDescription, RunEnd, Tracker};
+use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind};
 use crate::report::files;
 use crate::report::records::Record;
 use crate::report::telemetry::now;
@@ -16,6 +16,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+pub static KIND: TrackerKind = TrackerKind {
+    name: "mlflow",
+    is_set_up: || std::env::var_os(URI).is_some(),
+    start: |to, run| {
+        let mlflow = Mlflow::start(to.output_dir, to.run_name, run)?;
+        Ok(Box::new(mlflow))
+    },
+};
+
+/// The variable with the server's address.
+const URI: &str = "MLFLOW_TRACKING_URI";
 /// Where the id of the run is kept in the output directory, for a run that resumes.
 const RUN_FILE: &str = "mlflow_run.json";
 /// The limit of one request.
@@ -40,7 +51,7 @@ enum Message {
 }
 
 /// A run of MLflow.
-pub struct Mlflow {
+struct Mlflow {
     sender: Sender<Message>,
     /// How the thread that sends has ended.
     ended: Receiver<io::Result<()>>,
@@ -58,7 +69,7 @@ impl Mlflow {
     ///
     /// # Errors
     /// No server is named, or it does not answer or refuses.
-    pub fn start(output_dir: &Path, name: &str, run: &RunDescription) -> io::Result<Mlflow> {
+    fn start(output_dir: &Path, name: &str, run: &RunDescription) -> io::Result<Mlflow> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let experiment = variable("MLFLOW_EXPERIMENT_NAME");
         let experiment = experiment.as_deref().unwrap_or("Default");
@@ -177,7 +188,7 @@ fn allowed(name: &str) -> String {
 
 impl Tracker for Mlflow {
     fn name(&self) -> &'static str {
-        "mlflow"
+        KIND.name
     }
 
     fn record(&mut self, record: &Record) -> io::Result<()> {
@@ -227,7 +238,7 @@ impl Server {
     /// The server that the environment names.
     fn open(variable: &impl Fn(&str) -> Option<String>) -> io::Result<Server> {
         let refused = |problem: String| Err(io::Error::other(problem));
-        let uri = variable("MLFLOW_TRACKING_URI").unwrap_or_default();
+        let uri = variable(URI).unwrap_or_default();
         let uri = uri.trim_end_matches('/');
         match uri {
             _ if uri.starts_with("http://") || uri.starts_with("https://") => {}
@@ -455,6 +466,7 @@ mod tests {
         for step in 1..=3 {
             mlflow
                 .record(&Record::Summary(SummaryRecord {
+                    set: None,
                     runtime: 1.0,
                     samples: 1,
                     steps: 1,

@@ -5,13 +5,22 @@ use super::event::{
     self, Event, HParams, HParamsEnd, HParamsStart, Parameter, ParameterKind, SESSION_START,
     SessionLog, Summary, Value, What,
 };
-use super::{RunDescription, RunEnd, Tracker, cannot_write};
+use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind, cannot_write};
 use crate::report::records::Record;
 use crate::report::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+pub static KIND: TrackerKind = TrackerKind {
+    name: "tensorboard",
+    is_set_up: || true,
+    start: |to, run| {
+        let board = TensorBoard::start(to.output_dir, to.logging_dir, run)?;
+        Ok(Box::new(board))
+    },
+};
 
 /// How the names of event files begin.
 const PREFIX: &str = "events.out.tfevents.";
@@ -106,7 +115,7 @@ impl TensorBoard {
 
 impl Tracker for TensorBoard {
     fn name(&self) -> &'static str {
-        "tensorboard"
+        KIND.name
     }
 
     fn record(&mut self, record: &Record) -> io::Result<()> {

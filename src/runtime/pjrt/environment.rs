@@ -4,9 +4,10 @@
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
 
+use super::flags_trial;
 use crate::report::progress::say;
 
 unsafe extern "C" {
@@ -56,7 +57,7 @@ pub fn set_environment(name: &str, value: Option<&str>) {
     unsafe { AtomicPtr::from_ptr(&raw mut environ) }.store(entries, Ordering::Release);
 }
 
-const FLAGS: &str = "XLA_FLAGS";
+pub(super) const FLAGS: &str = "XLA_FLAGS";
 
 /// The flags of `XLA_FLAGS` that every version of XLA has, and the others. A word that is no flag
 /// would be the name of a file with flags.
@@ -67,16 +68,36 @@ pub fn split_xla_flags(flags: &str) -> (Vec<&str>, Vec<&str>) {
         .partition(|flag| KNOWN.iter().any(|known| flag.starts_with(known)))
 }
 
+/// Whether `XLA_FLAGS` holds what libraries of this process read, and nothing else.
+static IS_SETTLED: AtomicBool = AtomicBool::new(false);
+
 /// `XLA_FLAGS` as libraries of this process read it.
 pub fn xla_flags() -> String {
     let flags = std::env::var(FLAGS).unwrap_or_default();
-    split_xla_flags(&flags).0.join(" ")
+    let kept: Vec<&str> = if IS_SETTLED.load(Ordering::Acquire) {
+        flags.split_whitespace().collect()
+    } else {
+        split_xla_flags(&flags).0
+    };
+    kept.join(" ")
+}
+
+/// Whose XLA reads `XLA_FLAGS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlagReader {
+    /// That of xtrain's own library, whose flags can be tried.
+    Own,
+    /// A plugin's, besides that one.
+    Plugin,
 }
 
 /// Takes out of `XLA_FLAGS` what other programs left there, before a library with an XLA is opened: it
 /// ends the process at a flag that its version does not have.
-pub fn leave_out_foreign_flags() {
+pub fn leave_out_foreign_flags(reader: FlagReader) {
     static ONCE: Once = Once::new();
+    if flags_trial::is_trial() {
+        return;
+    }
     ONCE.call_once(|| {
         let is_on = |value: String| ["1", "true", "True"].contains(&value.as_str());
         for name in ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"] {
@@ -86,25 +107,40 @@ pub fn leave_out_foreign_flags() {
                 ));
             }
         }
-        let flags = std::env::var(FLAGS).unwrap_or_default();
-        let (kept, gone) = split_xla_flags(&flags);
-        if gone.is_empty() {
-            return;
-        }
+    });
+    static WRITES: Mutex<()> = Mutex::new(());
+    let _guard = WRITES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let is_settled = IS_SETTLED.load(Ordering::Acquire);
+    if is_settled && reader == FlagReader::Own {
+        return;
+    }
+    let flags = std::env::var(FLAGS).unwrap_or_default();
+    let (mut kept, others) = split_xla_flags(&flags);
+    if reader == FlagReader::Own {
+        kept.extend(flags_trial::accepted(&others));
+    }
+    let gone: Vec<&str> = others
+        .into_iter()
+        .filter(|flag| !kept.contains(flag))
+        .collect();
+    if !gone.is_empty() {
         say(&format!(
             "note: {FLAGS}: `{}` was left out: XLA ends the process at flags that its version does not have",
             gone.join(" ")
         ));
         let kept = kept.join(" ");
-        set_environment(FLAGS, Some(&kept).filter(|kept| !kept.is_empty()).map(String::as_str));
-    });
+        let kept = Some(&kept).filter(|kept| !kept.is_empty());
+        set_environment(FLAGS, kept.map(String::as_str));
+    }
+    IS_SETTLED.store(true, Ordering::Release);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ffi::CStr;
-    use std::sync::atomic::AtomicBool;
     use std::thread;
 
     /// As C code reads it.

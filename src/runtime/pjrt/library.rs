@@ -2,7 +2,7 @@
 //! lowered or a CPU client is wanted. `xtrain` itself links no XLA, so commands that need no device
 //! answer in milliseconds.
 
-use super::environment::leave_out_foreign_flags;
+use super::environment::{FlagReader, leave_out_foreign_flags};
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
 use crate::runtime::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use xtrain_graphs::op::CpuKernel;
 use xtrain_graphs::{CpuKernels, Target};
 
-const NAME: &str = "libxtrain_xla.so";
+pub(super) const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
 const ABI: u32 = 3;
 /// Which matmul kernels may be chosen, to measure others than the fastest and to test what another
@@ -75,7 +75,7 @@ impl Library {
     }
 
     fn open_at(path: &Path) -> Result<Library> {
-        leave_out_foreign_flags();
+        leave_out_foreign_flags(FlagReader::Own);
         let library = open_library(path)?;
         let symbol = |symbol: &'static str| {
             move |e: libloading::Error| Error::SymbolMissing {

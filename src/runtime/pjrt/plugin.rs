@@ -4,7 +4,8 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
-use super::environment::{leave_out_foreign_flags, set_environment};
+use super::environment::{FlagReader, leave_out_foreign_flags, set_environment};
+use super::library;
 use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
@@ -77,7 +78,12 @@ impl Plugin {
         if let Some(plugin) = opened.get(&path) {
             return Ok(plugin.clone());
         }
-        leave_out_foreign_flags();
+        let is_own = path.file_name().is_some_and(|name| name == library::NAME);
+        leave_out_foreign_flags(if is_own {
+            FlagReader::Own
+        } else {
+            FlagReader::Plugin
+        });
         let library = open_library(&path)?;
         let plugin = Plugin {
             inner: Arc::new(PluginInner::new(&path, library)?),

@@ -32,6 +32,7 @@ impl Evaluation {
     /// counted.
     pub fn record(&self, progress: Option<&Progress>, tokens_seen: Option<u64>) -> Record {
         Record::Eval(EvalRecord {
+            suffix: self.suffix,
             loss: self.loss,
             metrics: self.metrics.clone(),
             perplexity: self.perplexity,

@@ -72,7 +72,7 @@ impl Counts {
 
 fn golden() -> Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let file = root.join("../tests/data/golden/templates.json");
+    let file = root.join("../../tests/data/golden/templates.json");
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 
