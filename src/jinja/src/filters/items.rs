@@ -1,12 +1,14 @@
 //! Filters of lists and other things with items.
 
-use super::{apply as filter, exists, passes};
 use crate::access;
 use crate::arguments::{Args, int, text as text_of};
 use crate::ast::BinaryOp;
 use crate::error::{Result, not_built, refuse};
 use crate::meter;
+use crate::names;
 use crate::ops;
+use crate::sort::sorted;
+use crate::tests;
 use crate::value::{Object, Value, ViewKind};
 use indexmap::IndexSet;
 use std::cmp::Ordering;
@@ -24,9 +26,12 @@ pub(super) fn length(value: &Value) -> Result<Value> {
     ))
 }
 
-pub(super) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
+/// A filter by its name, which `map` calls.
+type Filter = fn(&str, &Value, &Args) -> Result<Value>;
+
+pub(super) fn apply(name: &str, value: &Value, args: &Args, filter: Filter) -> Result<Value> {
     match name {
-        "map" => map(value, args),
+        "map" => map(value, args, filter),
         "select" | "reject" | "selectattr" | "rejectattr" => select(name, value, args),
         "sort" => {
             let names = ["reverse", "case_sensitive", "attribute"];
@@ -36,7 +41,7 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
             for item in value.items()? {
                 keyed.push((getter.all(&item)?, item));
             }
-            Value::list(Value::sort(keyed, is_set(reverse))?)
+            Value::list(sorted(keyed, is_set(reverse))?)
         }
         "dictsort" => dict_sort(value, args),
         "unique" => {
@@ -218,7 +223,7 @@ impl Getter {
     }
 }
 
-fn map(value: &Value, args: &Args) -> Result<Value> {
+fn map(value: &Value, args: &Args, filter: Filter) -> Result<Value> {
     if !value.is_true() {
         return Value::iter_of(Vec::new());
     }
@@ -233,7 +238,7 @@ fn map(value: &Value, args: &Args) -> Result<Value> {
         return refuse("map requires a filter argument");
     };
     let name = text_of(name, "filter name")?;
-    if !exists(&name) {
+    if !names::is_filter(&name) {
         return refuse(format!("No filter named '{name}'."));
     }
     let args = Args {
@@ -296,7 +301,7 @@ fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
             None => item.clone(),
         };
         let passes = match test {
-            Some(test) => passes(test, &tested, &args)?,
+            Some(test) => tests::passes(test, &tested, &args)?,
             None => tested.is_true(),
         };
         Ok((passes == wants).then_some(item))
@@ -322,7 +327,7 @@ fn dict_sort(value: &Value, args: &Args) -> Result<Value> {
     for pair in Value::View(ViewKind::Items, dict.clone()).items()? {
         keyed.push((getter.one(&pair)?, pair));
     }
-    Value::list(Value::sort(keyed, is_set(reverse))?)
+    Value::list(sorted(keyed, is_set(reverse))?)
 }
 
 fn extreme(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -356,7 +361,7 @@ fn group(value: &Value, args: &Args) -> Result<Value> {
         keyed.push((getter.one(&item)?, item));
     }
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
-    for item in Value::sort(keyed, false)? {
+    for item in sorted(keyed, false)? {
         let key = getter.one(&item)?;
         match groups.last_mut() {
             Some((found, items)) if found.equals(&key)? => items.push(item),
