@@ -12,9 +12,10 @@ fn rendered(source: &str, variables: &Map<String, Value>) -> Result<Value, Error
     let rendered = Template::parse(source)?.render(variables, STEPS)?;
     let pairs = rendered.generations.iter();
     let pairs: Vec<Value> = pairs.map(|it| json!([it.start, it.end])).collect();
-    Ok(match pairs.is_empty() {
-        true => json!(rendered.text),
-        false => json!([rendered.text, pairs]),
+    Ok(if pairs.is_empty() {
+        json!(rendered.text)
+    } else {
+        json!([rendered.text, pairs])
     })
 }
 
