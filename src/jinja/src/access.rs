@@ -62,6 +62,22 @@ const STR: [&str; 44] = [
     "zfill",
 ];
 
+/// Attributes that every object of Python's has, which the sandbox keeps from templates.
+const OF_ALL: [&str; 12] = [
+    "__class__",
+    "__dir__",
+    "__doc__",
+    "__eq__",
+    "__format__",
+    "__hash__",
+    "__init__",
+    "__len__",
+    "__ne__",
+    "__new__",
+    "__repr__",
+    "__str__",
+];
+
 /// Names of a type's methods, of those that would change it, and of those that are not built.
 type Names = (
     &'static [&'static str],
@@ -145,7 +161,8 @@ fn member(value: &Value, name: &str) -> Result<Option<Member>> {
     Ok(match methods.iter().find(|it| **it == name) {
         Some(method) => Some(Member::Method(method)),
         None if unsafe_ones.contains(&name) => Some(Member::Unsafe),
-        None if name.starts_with("__") && name.ends_with("__") => Some(Member::Unsafe),
+        None if OF_ALL.contains(&name) => Some(Member::Unsafe),
+        None if name.starts_with("__") && name.ends_with("__") => Some(Member::NotBuilt),
         None if not_built.contains(&name) => Some(Member::NotBuilt),
         None => None,
     })
@@ -226,7 +243,9 @@ fn given(value: &Value, name: &str, member: Member) -> Result<Value> {
 
 /// `value.name`: an attribute, or else an item.
 pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value> {
-    value.defined()?;
+    if !OF_ALL.contains(&name) {
+        value.defined()?;
+    }
     if let Some(member) = member(value, name)? {
         return given(value, name, member);
     }

@@ -18,11 +18,13 @@ mod json;
 mod lexer;
 mod meter;
 mod methods;
+mod names;
 mod numbers;
 mod ops;
 mod parser;
 mod print;
 mod printf;
+mod sort;
 mod strings;
 mod tests;
 mod text;
@@ -31,10 +33,10 @@ mod value;
 
 pub use error::{Error, Result};
 
-use interpreter::{Interpreter, Scope};
+use interpreter::Interpreter;
 use serde_json::{Map, Value as Json};
 use std::ops::Range;
-use value::Value;
+use value::{Scope, Value};
 
 /// A parsed template.
 pub struct Template {
