@@ -221,6 +221,7 @@ fn every_mesh_freezes_as_one_device_does() {
         train(&dir, rows, mesh);
         assert_same_run(&bench, &dir, "one");
     }
+    train("scaled", 8, "--fp16 --pipeline_parallel 2");
     if processes::has_gloo() {
         for (index, mesh) in ["--shard_parallel 2", "--pipeline_parallel 2"]
             .iter()

@@ -254,7 +254,14 @@ pub fn norm(
             None => squares,
         });
     }
-    Ok(total.expect("at least one parameter is trained").sqrt()?)
+    let norm = total.expect("at least one parameter is trained").sqrt()?;
+    if every_stage_trains(recording.placements(), parameters) {
+        return Ok(norm);
+    }
+    // It would be the other stages' alone, and so would what all stages make of it: the loss scale,
+    // the metrics.
+    let _everywhere = recording.trace().at_every_stage();
+    Ok(norm.stop_gradient()?)
 }
 
 /// The sum of the squares of these gradients, over all their shards.
@@ -312,7 +319,7 @@ pub fn held<'p>(
 }
 
 /// Whether each stage holds some of `trained`, and so computes a part of the gradients' norm.
-pub fn every_stage_trains(placements: &Placements, trained: &[ParameterSpec]) -> bool {
+fn every_stage_trains(placements: &Placements, trained: &[ParameterSpec]) -> bool {
     let count = placements.stages().map_or(1, |stages| stages.count());
     (0..count).all(|stage| {
         let mut homes = trained.iter().map(|p| placements.home(&p.name));

@@ -275,10 +275,7 @@ impl Recording<'_> {
     }
 
     /// The same value, on the devices of every stage where some are in other processes.
-    ///
-    /// # Errors
-    /// As operations.
-    pub fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
+    fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
         if self.session.mesh.stage == 1 || !self.session.is_spread() {
             return Ok(tensor.clone());
         }

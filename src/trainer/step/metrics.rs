@@ -131,21 +131,13 @@ impl Drop for MetricsReader {
 /// scale and whether (1) or not (0) all gradients were finite.
 const METRICS: &str = "metrics";
 
-/// Fetches the metrics of a step, each `f32[]`. They need every stage's part of the norm; where one
-/// has none (`every_stage_trains`), it is given them.
-pub(super) fn fetch(
-    recording: &mut Recording,
-    metrics: &[Tensor],
-    every_stage_trains: bool,
-) -> Result<()> {
+/// Fetches the metrics of a step, each `f32[]`.
+pub(super) fn fetch(recording: &mut Recording, metrics: &[Tensor]) -> Result<()> {
     let metrics = metrics
         .iter()
         .map(|t| t.reshape(&[1]))
         .collect::<xtrain_graphs::Result<Vec<_>>>()?;
-    let mut metrics = Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?;
-    if !every_stage_trains {
-        metrics = recording.at_every_stage(&metrics)?;
-    }
+    let metrics = Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?;
     recording.fetch(METRICS, &metrics);
     Ok(())
 }

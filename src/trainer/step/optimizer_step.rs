@@ -152,8 +152,7 @@ impl OptimizerStep {
         if let Some(check) = check {
             measured.extend([check.scale, check.finite.convert(DType::F32)?]);
         }
-        let every_stage_trains = exchange::every_stage_trains(recording.placements(), &held);
-        metrics::fetch(recording, &measured, every_stage_trains)
+        metrics::fetch(recording, &measured)
     }
 
     /// Counts the step on the device unless it is skipped; gives the optimizer's scalars.
