@@ -308,7 +308,7 @@ fn a_directory_with_a_card_is_a_data_set() {
     for name in ["train.csv", "train_more.csv"] {
         write(name, "text,label\nx,0\n");
     }
-    let run = bench.run(&format!("{line} {BERT}"));
+    let run = bench.run(&format!("{line} {BERT} --overwrite_output_dir"));
     assert_eq!(run.code, Some(2), "{}", run.stdout);
     assert!(run.stderr.contains("train, train_more"), "{}", run.stderr);
 }
