@@ -67,16 +67,18 @@ fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
     all
 }
 
-/// Names of the state that graphs read, and of what they assign.
+/// Names of the state that graphs read, and of what they assign. In a pipeline that may be another
+/// graph's.
 fn state(graphs: &[Graph]) -> [BTreeSet<&str>; 2] {
     let inputs = graphs.iter().flat_map(|graph| &graph.inputs);
-    let read = inputs
+    let read: BTreeSet<&str> = inputs
         .filter(|input| input.role == InputRole::State)
-        .map(|input| input.name.as_str());
-    let assigned = graphs
-        .iter()
-        .flat_map(|graph| graph.aliases().map(|(name, ..)| name));
-    [read.collect(), assigned.collect()]
+        .map(|input| input.name.as_str())
+        .collect();
+    let outputs = graphs.iter().flat_map(|graph| &graph.outputs);
+    let outputs = outputs.map(|output| output.name.as_str());
+    let assigned = outputs.filter(|name| read.contains(name)).collect();
+    [read, assigned]
 }
 
 fn count(graphs: &[Graph], is_counted: impl Fn(&Op) -> bool) -> usize {
