@@ -468,6 +468,7 @@ fn table(path: &Path, _: &[u8]) {
     let settings = TableSettings {
         text_column: None,
         quoting: None,
+        features: Vec::new(),
         on_bad_row: Default::default(),
     };
     if let Ok(mut table) = Table::open(path, &settings, Arc::default()) {

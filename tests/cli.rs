@@ -353,6 +353,14 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         ("--device".into(), "error: --device needs a value"),
         (
+            "-- train clm".into(),
+            "error: unknown flag -- before the command\n",
+        ),
+        (
+            "train -- clm".into(),
+            "error: unknown flag -- before the command\n",
+        ),
+        (
             "--device cpu".into(),
             "error: `xtrain COMMAND` needs one of: train clm, ",
         ),

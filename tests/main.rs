@@ -8,6 +8,7 @@ mod cli;
 mod compare;
 mod cpu_kernels;
 mod data;
+mod data_files;
 mod declarations;
 mod devices;
 mod directories;

@@ -251,7 +251,7 @@ fn pairs_of_texts_have_segments() {
          --test_file pairs.tsv --save_strategy no --disable_tqdm --output_dir out"
     ));
     run.succeeded();
-    assert_eq!(bench.json("out/config.json")["id2label"]["0"], "false");
+    assert_eq!(bench.json("out/config.json")["id2label"]["0"], "False");
     assert!(
         bench.json("out/eval_results.json")["eval_accuracy"]
             .as_f64()

@@ -79,8 +79,10 @@ enum Found {
 
 /// Reads the command's words and a `--device` before or between them.
 fn start(words: &[String]) -> Result<Found, UsageError> {
-    let read = tree::front().try_get_matches_from(words);
-    let read = read.map_err(|error| before_the_command(words, &error))?;
+    let read = match tree::front().try_get_matches_from(words) {
+        Ok(read) => read,
+        Err(error) => return before_the_command(words, &error),
+    };
     let (mut verb, mut matches) = ("", &read);
     loop {
         if matches.get_flag("help") {
@@ -96,16 +98,25 @@ fn start(words: &[String]) -> Result<Found, UsageError> {
         let Some((word, inner)) = matches.subcommand() else {
             return Err(incomplete(verb));
         };
-        if verb.is_empty() && VERBS.iter().any(|(known, _)| *known == word) {
+        // A verb after `--` is read as any other word.
+        let is_read = matches!(inner.try_get_one::<bool>("help"), Ok(Some(_)));
+        if is_read && VERBS.iter().any(|(known, _)| *known == word) {
             (verb, matches) = (word, inner);
             continue;
         }
         let device = matches.get_one::<String>("device");
         let device = device.map(|device| format!("--device={device}"));
         let rest = inner.get_many::<OsString>("").into_iter().flatten();
-        let rest = rest.map(|word| word.to_string_lossy().into_owned());
-        let rest: Vec<String> = device.into_iter().chain(rest).collect();
-        return command(verb, word, rest);
+        let rest: Vec<String> = rest
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let before = &words[..words.len().saturating_sub(rest.len() + 1)];
+        if before.iter().any(|word| word == "--") {
+            return Err(UsageError::CommandLine {
+                problem: "unknown flag -- before the command".into(),
+            });
+        }
+        return command(verb, word, device.into_iter().chain(rest).collect());
     }
 }
 
@@ -225,7 +236,7 @@ impl Reader {
         (given.collect(), mistakes.collect())
     }
 
-    /// clap's reading of the first so many words.
+    /// clap's reading of the first `count` words.
     fn matches(&mut self, count: usize) -> Result<ArgMatches, clap::Error> {
         let words = self.words[..count].iter().map(|(_, word)| word);
         self.clap.try_get_matches_from_mut(words)
@@ -348,7 +359,10 @@ impl Reader {
             return;
         }
         if !is_flag_like(&word) {
-            return self.word(at);
+            return match lookup::positional(self.command) {
+                Some(_) => self.odd_word(at),
+                None => self.word(at),
+            };
         }
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -378,6 +392,20 @@ impl Reader {
         }
     }
 
+    /// A word with a hyphen that clap takes for a flag and is none, such as `-inf`: after `--` it is a
+    /// word.
+    fn odd_word(&mut self, at: usize) {
+        let end = (self.words[at].0, "--".to_string());
+        if starter(self.command).is_some() {
+            return self.words.insert(at, end);
+        }
+        let word = self.words.remove(at);
+        if !self.words.iter().any(|(_, word)| word == "--") {
+            self.words.push(end);
+        }
+        self.words.push(word);
+    }
+
     /// A word that belongs to no flag, of a command that takes none: a settings file, or a mistake.
     fn word(&mut self, at: usize) {
         let (place, word) = self.words.remove(at);
@@ -404,9 +432,8 @@ impl Reader {
             (false, false) => usize::MAX,
         };
         let values = self.words[at..].iter();
-        let values = values
-            .take_while(|(_, word)| !is_flag_like(word))
-            .take(most);
+        let is_value = |word: &str| !is_flag_like(word) && !(takes_words && begins_command(word));
+        let values = values.take_while(|(_, word)| is_value(word)).take(most);
         self.words.drain(at..at + values.count());
         let mistake = unknown_flag(name, self.command);
         self.mistakes.push((place, mistake));
@@ -508,6 +535,11 @@ fn starter(command: CommandName) -> Option<&'static Starter> {
     STARTERS.iter().find(|starter| starter.id == command)
 }
 
+/// Whether a word is the first of a command that another one can start.
+fn begins_command(word: &str) -> bool {
+    ["train", "eval", "bench"].contains(&word)
+}
+
 /// Where the command begins that a starter starts: at a first word that is no flag and no flag's value.
 fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
     let takes_any = |word: &String| {
@@ -517,7 +549,7 @@ fn begin_of_command(words: &[String], command: CommandName) -> Option<usize> {
         (!matches!(form, List | Positional | Switch | Anything)).then_some(())
     };
     let begins = |at: &usize| {
-        ["train", "eval", "bench"].contains(&&*words[*at])
+        begins_command(&words[*at])
             && at
                 .checked_sub(1)
                 .is_none_or(|before| takes_any(&words[before]).is_none())
@@ -558,21 +590,27 @@ fn incomplete(words: &str) -> UsageError {
     }
 }
 
-/// A flag too early, or `--device` without its value.
-fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
+/// A flag too early, or `--device` without its value, unless a flag before it asks for help.
+fn before_the_command(words: &[String], error: &clap::Error) -> Result<Found, UsageError> {
     let arg = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => arg,
-        _ => return no_value(lookup::find("device", CommandName::Doctor).unwrap_or(config_flag())),
+        _ => return Err(no_value(tree::device())),
     };
     let at = words.iter().position(|word| word.starts_with(arg));
     let arg = at.map_or(arg, |at| &words[at]);
-    let mut before = words[..at.unwrap_or_default()].iter();
-    let verb = before.find(|word| VERBS.iter().any(|(verb, _)| verb == word));
-    let verb = verb.map_or("", String::as_str);
+    let mut verb = "";
+    for word in &words[..at.unwrap_or_default()] {
+        match word.as_str() {
+            "-V" | "--version" => return Ok(Found::Text(help::version())),
+            "-h" | "--help" => return Ok(Found::Text(help::page(verb, word))),
+            word if VERBS.iter().any(|(known, _)| *known == word) => verb = word,
+            _ => {}
+        }
+    }
     let name = arg.trim_start_matches('-').split('=').next();
     let commands = lookup::commands_taking(name.unwrap_or_default());
     let begun = commands.iter().find(|command| command.starts_with(verb));
-    match begun.or(commands.first()) {
+    Err(match begun.or(commands.first()) {
         Some(command) => UsageError::illegal(
             format!("{arg} stands before the command"),
             format!("write it after: `xtrain {command} {arg} ...`"),
@@ -580,7 +618,7 @@ fn before_the_command(words: &[String], error: &clap::Error) -> UsageError {
         None => UsageError::CommandLine {
             problem: format!("unknown flag {arg} before the command"),
         },
-    }
+    })
 }
 
 fn no_value(flag: &Flag) -> UsageError {
@@ -591,368 +629,4 @@ fn no_value(flag: &Flag) -> UsageError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::choices::Device;
-
-    fn typed(line: &str) -> Result<Flags, UsageError> {
-        let args = line.split_whitespace().map(OsString::from);
-        match parse(std::iter::once("xtrain".into()).chain(args))? {
-            Parsed::Flags(flags) => {
-                UsageError::all(flags.mistakes.clone())?;
-                Ok(*flags)
-            }
-            Parsed::Text(text) => panic!("printed {text}"),
-        }
-    }
-
-    #[test]
-    fn every_spelling_means_the_same() {
-        let plain = typed(
-            "train clm --learning_rate 5e-4 --do_train --eval_strategy epoch --train_file a b",
-        )
-        .unwrap();
-        for line in [
-            "train clm --learning-rate 5e-4 --do-train true --evaluation_strategy epoch --train-file a --train-file b",
-            "train clm --learning_rate=5e-4 --do_train=True --evaluation-strategy=epoch --train_file=a --train_file b",
-            "train clm --learning_rate 1 --learning_rate 0.0005 --do_train yes --eval-strategy epoch --train_file a b",
-        ] {
-            assert_eq!(typed(line).unwrap(), plain, "{line}");
-        }
-        assert_eq!(*plain.learning_rate, 5e-4);
-        assert_eq!(plain.train_file.len(), 2);
-    }
-
-    #[test]
-    fn device_may_stand_anywhere() {
-        for line in [
-            "--device cuda train clm",
-            "train --device cuda clm",
-            "train clm --device cuda",
-            "--device=cuda train clm --seed 42",
-        ] {
-            assert_eq!(*typed(line).unwrap().device, Device::Cuda, "{line}");
-        }
-        assert_eq!(*typed("doctor").unwrap().device, Device::Cpu);
-    }
-
-    #[test]
-    fn negative_numbers_are_values_and_flags_are_not() {
-        assert_eq!(*typed("train clm --max_steps -1").unwrap().max_steps, None);
-        let error = typed("train clm --learning_rate -5e-5")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("`learning_rate` must be a number that is 0 or more, found `-5e-5`"),
-            "{error}"
-        );
-        let error = typed("train clm --learning_rate --do_train")
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            error,
-            "--learning_rate needs a value: a number that is 0 or more"
-        );
-        let prompt = typed("generate --prompt --so").unwrap().prompt;
-        assert_eq!(prompt.as_deref(), Some("--so"));
-        for line in [
-            "generate --prompt --max_new_tokens 3",
-            "generate --max-new-tokens --prompt=x",
-            "compile clm --max_steps -j 3",
-            "compile clm --output_dir --do_train",
-            "compile clm --output_dir -x=3 --train_file --do_eval",
-        ] {
-            let error = typed(line).unwrap_err();
-            let mut each = error.each();
-            assert!(
-                each.any(|error| matches!(error, UsageError::NoValue { .. })),
-                "{line}: {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn all_mistakes_are_found_and_nothing_is_swallowed() {
-        let error = typed(
-            "train clm --learning_rte 1e-4 --learning_rate -o out --max_steps ten --bf16 perhaps \
-             word --save_strategy --seed 3 --lr 3",
-        )
-        .unwrap_err();
-        let found: Vec<String> = error
-            .each()
-            .map(|error| format!("{error} | {}", error.hint().unwrap_or_default()))
-            .collect();
-        assert_eq!(
-            found,
-            [
-                "unknown flag --learning_rte for `xtrain train clm` | did you mean `--learning_rate`?",
-                "--learning_rate needs a value: a number that is 0 or more | ",
-                "unknown flag -o for `xtrain train clm` | did you mean `--output_dir`?",
-                "unexpected word `word`: every setting of `xtrain train clm` is a flag | `xtrain train clm --help` lists them",
-                "--save_strategy needs a value: one of no, steps, epoch, best | ",
-                "unknown flag --lr for `xtrain train clm` | did you mean `--learning_rate`?",
-                "command line: `max_steps` must be a whole number that is at least -1, found `ten` | ",
-                "command line: `bf16` must be true or false, found `perhaps` | ",
-            ]
-        );
-    }
-
-    #[test]
-    fn booleans_are_turned_off_in_every_way() {
-        for line in [
-            "--no_bf16",
-            "--no-bf16",
-            "--bf16 False",
-            "--bf16=no",
-            "--bf16 --no_bf16",
-        ] {
-            let flags = typed(&format!("train clm {line}")).unwrap();
-            assert!(!*flags.bf16 && flags.bf16.is_given(), "{line}");
-        }
-        assert!(*typed("train clm --no_bf16 --bf16").unwrap().bf16);
-        let error = typed("train clm --no_bf16=true").unwrap_err();
-        assert_eq!(
-            error.hint().as_deref(),
-            Some("write --no_bf16, or --bf16 false")
-        );
-    }
-
-    #[test]
-    fn a_settings_file_may_stand_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path.display().to_string()
-        };
-        let plain = write("plain.json", r#"{"seed": 3, "output_dir": "out"}"#);
-        let blocks = write("blocks.json", r#"{"seed": 3, "block_size": 64}"#);
-        let flags = typed(&format!("train mlm {plain}")).unwrap();
-        assert_eq!(flags.config.as_deref(), Some(Path::new(&plain)));
-        let flags = typed(&format!("train {blocks} --seed 4")).unwrap();
-        assert_eq!(flags.command.words(), "train clm");
-        assert_eq!(
-            flags.notes,
-            [format!("{blocks} is read as `xtrain train clm {blocks}`")]
-        );
-        let error = typed(&format!("train {plain}")).unwrap_err();
-        let tasks: Vec<&str> = second_words("train").collect();
-        assert_eq!(
-            error.to_string(),
-            format!(
-                "{plain} does not show which of {} it is for",
-                tasks.join(", ")
-            )
-        );
-        let error = typed(&plain).unwrap_err();
-        assert_eq!(
-            error.hint(),
-            Some(format!("for example `xtrain train clm {plain}`"))
-        );
-    }
-
-    #[test]
-    fn unknown_names_get_the_nearest_known_one() {
-        for (line, hint) in [
-            (
-                "train clm --learning-rte 1",
-                "did you mean `--learning_rate`?",
-            ),
-            (
-                "train clm --lr_schedule linear",
-                "did you mean `--lr_scheduler_type`?",
-            ),
-            ("trian clm", "did you mean `xtrain train`?"),
-            ("train mml", "did you mean `xtrain train mlm`?"),
-            (
-                "eval translation",
-                "models of an encoder with a decoder are not built; `xtrain train sft` learns completions of prompts",
-            ),
-            (
-                "eval xyz",
-                "the tasks of `xtrain eval` are clm, sft, mlm, cls, token-cls",
-            ),
-            ("train llm", "did you mean `xtrain train clm`?"),
-            ("predict ner", "did you mean `xtrain predict token-cls`?"),
-            (
-                "predict clm",
-                "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
-            ),
-            (
-                "train dpo",
-                "preference optimization (such as DPO) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
-            ),
-            (
-                "train foo.txt",
-                "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, mlm, cls, token-cls",
-            ),
-            ("sft", "did you mean `xtrain train sft`?"),
-            ("clm", "did you mean `xtrain train clm`?"),
-            ("mlm", "did you mean `xtrain train mlm`?"),
-            ("cls", "did you mean `xtrain train cls`?"),
-            ("token-cls", "did you mean `xtrain train token-cls`?"),
-            (
-                "chat",
-                "use `xtrain generate --chat --model_name_or_path DIR`",
-            ),
-            ("zzz", "`xtrain --help` lists the commands"),
-            ("cache prun", "did you mean `xtrain cache prune`?"),
-            (
-                "generate --learning_rate 1",
-                "that one belongs to `xtrain train`, `xtrain compile`, `xtrain fit`; \
-                 `xtrain generate --help` lists what this command takes",
-            ),
-            (
-                "predict token-cls --learning_rate 1",
-                "that one belongs to `xtrain train token-cls`, `xtrain compile token-cls`, `xtrain fit token-cls`; \
-                 `xtrain predict token-cls --help` lists what this command takes",
-            ),
-            ("train clm --save_strategy epochs", "did you mean `epoch`?"),
-            ("train mlm --model_type brt", "did you mean `bert`?"),
-            // Not the name that looks most alike, but what does the same.
-            (
-                "train clm --mixed_precision fp16",
-                "use --bf16 or --fp16 instead",
-            ),
-            (
-                "train clm --evaluate_during_training",
-                "use --eval_strategy steps instead",
-            ),
-            ("train clm --mlm", "use `xtrain train mlm` instead"),
-            // Nothing rather than a name that only looks like it.
-            (
-                "train clm --zos_token x",
-                "`xtrain train clm --help` lists what it takes",
-            ),
-            (
-                "train clm --eos_token x",
-                "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json",
-            ),
-            (
-                "train clm --loss_type dft",
-                "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
-            ),
-            ("train sft --eos_token x", "leave `eos_token` out"),
-            ("train sft --loss_type dft", "leave `loss_type` out"),
-            (
-                "train sft --use_peft",
-                "not built yet: LoRA and other adapters; leave it out, and all parameters are trained",
-            ),
-            ("train clm --max_length 3", "did you mean `--block_size`?"),
-            (
-                "train clm --batch_size 3",
-                "did you mean `--per_device_train_batch_size`?",
-            ),
-            (
-                "eval clm --batch_size 3",
-                "did you mean `--per_device_eval_batch_size`?",
-            ),
-            ("bench --batch_size 3", "did you mean `--batch`?"),
-            (
-                "train clm --eval_file x",
-                "did you mean `--validation_file`?",
-            ),
-            (
-                "train clm --labels a,b",
-                "that one belongs to `xtrain train cls`, `xtrain train token-cls`; `xtrain train clm --help` lists what this command takes",
-            ),
-            ("train clm foo.txt", "write it as --train_file foo.txt"),
-            (
-                "eval clm s3://b/foo.txt",
-                "write it as --validation_file s3://b/foo.txt",
-            ),
-            ("predict cls foo.csv", "write it as --test_file foo.csv"),
-            (
-                "train clm org/name",
-                "write it as --model_name_or_path org/name",
-            ),
-            ("bench gpt2", "write it as --model_type gpt2"),
-            (
-                "train clm lr=3 learning_rate=1e-4",
-                "`xtrain train clm --help` lists them",
-            ),
-            (
-                "train clm learning_rate=1e-4",
-                "write it as --learning_rate=1e-4",
-            ),
-            ("train clm --device gpu", "use cuda, for NVIDIA cards"),
-            (
-                "train clm --device cuda:1",
-                "use cuda, with --visible_devices 1",
-            ),
-            (
-                "train s3://b/run.json",
-                "copy it to this machine first, and give its path",
-            ),
-            (
-                "train clm --output_dir s3://b/out",
-                "give a path on this machine, and copy what is written there afterwards",
-            ),
-            (
-                "train clm --optim paged_lion_8bit",
-                "use lion_32bit: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
-            ),
-            (
-                "train clm --optim adamw_bnb_8bit",
-                "use adamw_torch: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
-            ),
-            (
-                "train clm --optim galore_adamw_layerwise",
-                "use adamw_torch, the nearest of them",
-            ),
-            (
-                "train clm --optim adamw_torh",
-                "did you mean `adamw_torch`?",
-            ),
-            (
-                "train clm --attn_implementation flash_attention_2",
-                "leave `attn_implementation` out: attention is fused wherever the device can",
-            ),
-            (
-                "train clm --dtype float16",
-                "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's",
-            ),
-        ] {
-            assert_eq!(
-                typed(line)
-                    .unwrap_err()
-                    .each()
-                    .next()
-                    .unwrap()
-                    .hint()
-                    .as_deref(),
-                Some(hint),
-                "{line}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_is_not_built_is_refused_with_a_reason_and_never_ignored() {
-        for line in [
-            "--adafactor",
-            "--adafactor true",
-            "--push_to_hub_organization me",
-            "--deepspeed x.json",
-        ] {
-            let error = typed(&format!("train clm {line}")).unwrap_err();
-            assert!(
-                matches!(error, UsageError::Refused { .. }),
-                "{line}: {error}"
-            );
-        }
-        for line in [
-            "--adafactor false",
-            "--report_to none",
-            "--local_rank -1",
-            "--push-to-hub=False",
-        ] {
-            assert_eq!(
-                typed(&format!("train clm {line}")).unwrap().notes.len(),
-                0,
-                "{line}"
-            );
-        }
-        assert_eq!(typed("train clm --project x").unwrap().notes.len(), 1);
-    }
-}
+mod tests;

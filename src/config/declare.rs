@@ -66,6 +66,8 @@ macro_rules! flags {
             pub notes: Vec<String>,
             /// What is wrong with what was typed or read; `rules::check` reports it.
             pub mistakes: Vec<UsageError>,
+            /// What the card of a fetched data set notes of its columns.
+            pub features: Features,
             /// How many processes a launcher will start for this command, in all and on this
             /// machine; `None` where the command speaks for its own process.
             pub processes: Option<(usize, usize)>,
@@ -83,6 +85,7 @@ macro_rules! flags {
                     typed: Typed::default(),
                     notes: Vec::new(),
                     mistakes: Vec::new(),
+                    features: Features::new(),
                     processes: None,
                     $($( $field: flags!(@initial
                         flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 /// A directory with `model/` (a classifier, as far as its configuration tells), `tokenizer.json`,
 /// `train.txt` and `valid.txt`, tables `train.csv` and `valid.csv`, `empty/`, `old/` (the output of an
-/// earlier run), `old_without/` (files of something else) and `blocked/` (a file where a checkpoint belongs).
+/// earlier run), `old_without/` (files of something else), `blocked/` (a file where a checkpoint belongs) and
+/// `adapter/` (an adapter alone).
 pub struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -18,6 +19,7 @@ impl Fixture {
             "empty",
             "old_without",
             "blocked",
+            "adapter",
         ] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
@@ -32,6 +34,7 @@ impl Fixture {
             "old/checkpoint-10/training_state.json",
             "old_without/notes",
             "blocked/checkpoint-5",
+            "adapter/adapter_config.json",
         ] {
             fixture.write(name, "{}");
         }

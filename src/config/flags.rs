@@ -13,6 +13,7 @@ use super::forms::*;
 use super::instead;
 use super::kind::*;
 use super::setting::{Setting, Typed};
+use crate::data::features::Features;
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
 use crate::report::records::LogFormat;
@@ -249,8 +250,8 @@ Data {
     /// mnli's second set to evaluate on, whose metrics end in _mm; files of validation_file with
     /// mismatched in their names are taken for it
     validation_mismatched_file: Paths, TRAIN_EVAL_CLS, processes differ;
-    /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
-    /// is not given
+    /// Data set on the Hub or in a directory, instead of train_file and validation_file, and of
+    /// test_file if that is not given
     dataset_name: Option<DatasetName>, READING;
     /// Configuration of the data set; required if it has several
     dataset_config_name: Option<String>, READING;
@@ -279,10 +280,11 @@ Data {
     labels: Option<LabelNames>, TRAIN_LABELLED;
     /// Label every piece of a word (I-X after B-X), not the first piece alone
     label_all_tokens: bool = "false", TOKEN_CLS;
-    /// Predict numbers instead of classes; default: true if some training labels are fractions
+    /// Predict numbers instead of classes; default: true if training labels are floating point
+    /// numbers
     do_regression: Option<bool>, TRAIN_LIKE_CLS;
     /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
-    /// default: standard in CSV, none in TSV
+    /// default: standard in CSV; in TSV fields may not begin with a quote
     quoting: Option<Quoting>, READING;
     /// Stop at an unusable row, or skip it and report how many were skipped
     on_bad_row: OnBadRow = "error", READING;

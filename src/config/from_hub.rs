@@ -58,9 +58,14 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     }
     if let Some(name) = dataset {
         let configuration = flags.dataset_config_name.as_deref();
-        let mut found = hub
-            .dataset(&name, configuration, None, predicts)
-            .map_err(failed)?;
+        let dir = Path::new(&name);
+        let found = if dir.is_dir() {
+            hub::dataset_in(dir, configuration, predicts)
+        } else {
+            hub.dataset(&name, configuration, None, predicts)
+        };
+        let mut found = found.map_err(failed)?;
+        flags.features = found.features;
         // MNLI's other half has texts from elsewhere; run_glue evaluates on it by itself.
         let has_halves = *flags.task_name == Some(GlueTask::Mnli) && !predicts;
         for files in [&mut found.validation_mismatched, &mut found.test_mismatched] {

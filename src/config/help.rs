@@ -16,7 +16,7 @@ pub fn page(words: &str, flag: &str) -> String {
     let line = std::iter::once("xtrain")
         .chain(words.split_whitespace())
         .chain([flag]);
-    match root().try_get_matches_from(line) {
+    match root(flag == "-h").try_get_matches_from(line) {
         Err(error) if terminal::has_colors(&std::io::stdout()) => error.render().ansi().to_string(),
         Err(error) => error.to_string(),
         Ok(_) => unreachable!("clap answers --help itself"),
@@ -25,7 +25,7 @@ pub fn page(words: &str, flag: &str) -> String {
 
 /// The text of `--version`.
 pub fn version() -> String {
-    root().render_version()
+    root(false).render_version()
 }
 
 /// The text of a command of [`PRINTING`]; `None` if `word` is none.
@@ -74,12 +74,12 @@ fn completions(words: &[String]) -> Result<String, UsageError> {
         _ => return refuse("completions: name one shell", fix),
     };
     let mut text = Vec::new();
-    generate(shell, &mut root(), "xtrain", &mut text);
+    generate(shell, &mut root(false), "xtrain", &mut text);
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn man(words: &str) -> String {
-    let mut root = root();
+    let mut root = root(false);
     root.build();
     let mut command: &Command = &root;
     for word in words.split_whitespace() {

@@ -88,7 +88,7 @@ reported at once.
 JSON `null` means \"not set\", a string is read as on the command line, and the arguments of schedules and optimizers may be a table. Paths
 are relative to the working directory in both.
 
-`train` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
+`train` trains unless only `--do_eval` or `--do_predict` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
 `--resume_from_checkpoint` is given; overwriting deletes nothing up front, files are replaced as new ones are written.
 A training run locks its output directory (`.xtrain.lock` names host, process and time); a second one is refused. The lock of a killed run
 counts no more on its own host; on another one `--take_over_output_dir` is needed.

@@ -155,6 +155,7 @@ fn source(flags: &Flags) -> SourceSettings {
             text_column: flags.text_column_name.clone(),
             quoting: *flags.quoting,
             on_bad_row: *flags.on_bad_row,
+            features: flags.features.clone(),
         },
         preprocessing_num_workers: *flags.preprocessing_num_workers,
         dataloader_num_workers: *flags.dataloader_num_workers,

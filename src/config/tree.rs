@@ -101,8 +101,9 @@ pub fn reader(command: CommandName) -> Command {
         .args(args)
 }
 
-/// The whole tree of commands with its help.
-pub fn root() -> Command {
+/// The whole tree of commands with its help. Where it is short, a command with many flags hides those
+/// that are not [`COMMON`].
+pub fn root(is_short: bool) -> Command {
     let device = helped(device(), None).global(true);
     let mut root = Command::new("xtrain")
         .version(env!("CARGO_PKG_VERSION"))
@@ -117,12 +118,13 @@ pub fn root() -> Command {
     // Commands of two words hang below a command that only holds its tasks.
     for info in COMMANDS {
         match info.words.split_once(' ') {
-            None => root = root.subcommand(leaf(info, info.words)),
+            None => root = root.subcommand(leaf(info, info.words, is_short)),
             Some((verb, task)) => {
                 if root.find_subcommand(verb).is_none() {
                     root = root.subcommand(parent(verb));
                 }
-                root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
+                root = root
+                    .mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task, is_short)));
             }
         }
     }
@@ -160,11 +162,11 @@ fn parent(verb: &'static str) -> Command {
 }
 
 /// `--device` hangs on the root, so that it may stand before the command too.
-fn device() -> &'static Flag {
+pub fn device() -> &'static Flag {
     lookup::find("device", CommandName::Doctor).expect("every command takes it")
 }
 
-fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
+fn leaf(info: &'static CommandInfo, word: &'static str, is_short: bool) -> Command {
     let positional = lookup::positional(info.id);
     let positional = positional.map(|flag| format!(" [{}...]", flag.name.to_uppercase()));
     let flags: Vec<&Flag> = Section::ALL
@@ -174,26 +176,28 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
                 .filter(move |flag| flag.section == Some(*section) && flag.name != "device")
         })
         .collect();
-    let is_long = flags.len() > MOST_IN_SHORT;
-    let mut command = Command::new(word)
+    let has_more = is_short && flags.len() > MOST_IN_SHORT;
+    let after = if has_more {
+        format!(
+            "These are the flags that people use most; `xtrain {} --help` lists all {}.",
+            info.words,
+            flags.len() + 1
+        )
+    } else {
+        format!("Examples:\n  {}", examples(info.examples))
+    };
+    let command = Command::new(word)
         .about(info.about)
         .override_usage(format!(
             "xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]",
             info.words,
             positional.unwrap_or_default()
         ))
-        .after_long_help(format!("Examples:\n  {}", examples(info.examples)))
+        .after_help(after)
         .next_line_help(true);
-    if is_long {
-        command = command.after_help(format!(
-            "These are the flags that people use most; `xtrain {} --help` lists all {}.",
-            info.words,
-            flags.len() + 1
-        ));
-    }
     command.args(flags.into_iter().map(|flag| {
-        let is_hidden = is_long && !COMMON.contains(&flag.name);
-        helped(flag, Some(info.id)).hide_short_help(is_hidden)
+        let is_hidden = has_more && !COMMON.contains(&flag.name);
+        helped(flag, Some(info.id)).hide(is_hidden)
     }))
 }
 
@@ -238,11 +242,14 @@ fn helped(flag: &'static Flag, command: Option<CommandName>) -> Arg {
     let arg = arg(flag)
         .help(help)
         .help_heading(flag.section.map(Section::title));
-    let arg = match (flag.kind.form, flag.kind.placeholder) {
-        (Form::Switch, _) => arg.value_parser(PossibleValuesParser::new(["true", "false"])),
-        (_, "PATH") => arg.value_hint(ValueHint::AnyPath),
-        _ if !choices.is_empty() => arg.value_parser(PossibleValuesParser::new(choices)),
-        _ => arg,
+    let arg = if flag.kind.form == Form::Switch {
+        arg.value_parser(PossibleValuesParser::new(["true", "false"]))
+    } else if flag.kind.placeholder == "PATH" {
+        arg.value_hint(ValueHint::AnyPath)
+    } else if !choices.is_empty() {
+        arg.value_parser(PossibleValuesParser::new(choices))
+    } else {
+        arg
     };
     arg.hide_possible_values(true)
 }
@@ -250,13 +257,15 @@ fn helped(flag: &'static Flag, command: Option<CommandName>) -> Arg {
 /// A flag as clap reads it: kinds read the values themselves.
 fn arg(flag: &'static Flag) -> Arg {
     let arg = Arg::new(flag.name).value_name(flag.kind.placeholder);
-    match flag.kind.form {
-        Form::Positional => arg
-            .value_name(flag.name.to_uppercase())
-            .action(ArgAction::Append)
-            .num_args(0..),
-        _ => option(flag, arg),
+    if flag.kind.form != Form::Positional {
+        return option(flag, arg);
     }
+    arg.value_name(flag.name.to_uppercase())
+        .action(ArgAction::Append)
+        .allow_negative_numbers(true)
+        // As launchers have it, the first word of another command ends the flags.
+        .trailing_var_arg(flag.name == "command")
+        .num_args(0..)
 }
 
 /// The part of [`arg`] for a flag with a name.
@@ -280,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_tree_of_commands_is_well_formed() {
-        root().debug_assert();
+        root(true).debug_assert();
         front().debug_assert();
         COMMANDS
             .iter()

@@ -38,6 +38,11 @@ impl Place {
 }
 
 impl Place {
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The place without its file's name.
     pub fn within_file(&self) -> String {
         match self.at {
@@ -197,6 +202,12 @@ pub enum Error {
          backslash: \\\" is a quote within quotes)"
     )]
     OpenQuote { place: Place },
+
+    #[error(
+        "{place}: a field begins with a quote, which GLUE's files mean as a character and datasets as quoting; say which with \
+         --quoting none or --quoting standard"
+    )]
+    EitherQuote { place: Place },
 
     #[error("{} cannot be read: {reason}", path.display())]
     BadTable { path: PathBuf, reason: String },

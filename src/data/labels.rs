@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 use super::label::Label;
+use super::whitespace;
 
 /// Label names; the place of a name is its id. At least one name, none twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +47,7 @@ impl LabelMap {
     /// number.
     pub fn label(&self, name: &str, by_number: bool) -> Option<Label> {
         if self.regression {
-            return Label::number(name.trim().parse().ok()?);
+            return Label::number(whitespace::strip(name).parse().ok()?);
         }
         let id = if by_number {
             self.id_or_number(name)

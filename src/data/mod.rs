@@ -16,6 +16,7 @@
 pub mod batch;
 pub mod chat_template;
 mod error;
+pub mod features;
 pub mod formats;
 mod label;
 pub mod labels;
@@ -34,6 +35,7 @@ pub mod share;
 pub mod stream;
 pub mod texts;
 pub mod tokenizer;
+pub mod whitespace;
 
 pub use batch::{Batch, BatchRows, HostLabels};
 pub use error::{Error, MissingColumn, Place, Result, other_rows};

@@ -26,6 +26,10 @@ use crate::checkpoint::{atomic, hash};
 /// keep memory small.
 const GROUPS_PER_THREAD: usize = 8;
 
+/// Counts the ways in which files were read: one more whenever a file gives other rows than before, so
+/// that sets of earlier versions are made again.
+const READING: u32 = 2;
+
 /// How often a set that is damaged as soon as it is written is made again before that is an error.
 const MOST_MADE: usize = 3;
 
@@ -97,6 +101,7 @@ impl Job<'_> {
             "task": self.task,
             // Another version may bring another tokenizers crate.
             "xtrain": env!("CARGO_PKG_VERSION"),
+            "reading": READING,
             "files": files,
             "table": format!("{:?}", self.source.table),
             "share": format!("{:?}", self.share),

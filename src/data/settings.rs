@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::features::Features;
+
 /// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
 /// from a wrong delimiter, an open quote or a decompression bomb.
 pub const MAX_FIELD: usize = 64 << 20;
@@ -53,8 +55,10 @@ pub struct TableSettings {
     /// The column with the text. `None`: `text`, `sentence`, `sentence1`, or the only column that
     /// can be meant.
     pub text_column: Option<String>,
-    /// `None`: standard quoting in CSV, none in TSV.
+    /// `None`: standard quoting in CSV; in TSV none, and a field may not begin with a quote.
     pub quoting: Option<Quoting>,
+    /// What the card of a data set notes of its columns.
+    pub features: Features,
     pub on_bad_row: OnBadRow,
 }
 

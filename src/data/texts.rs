@@ -116,6 +116,13 @@ pub fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error 
         Cell::Class { name, .. } => format!("is the class {name}, not text"),
         Cell::List(_) => "is an array, not text".to_string(),
         Cell::Fields(_) => "is an object, not text".to_string(),
+        Cell::Time(time) => format!("is the time {time}, not text: all its values are times"),
+        Cell::Missing | Cell::Text(_)
+            if matches!(Format::of(place.path()), Format::Csv | Format::Tsv) =>
+        {
+            "is missing: empty, or NA, null, None, nan or such, which pandas takes for no value"
+                .to_string()
+        }
         Cell::Missing | Cell::Text(_) => "is missing".to_string(),
     };
     Error::BadRow {

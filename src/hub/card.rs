@@ -1,5 +1,5 @@
 //! The YAML at the head of a data set's card: `configs`, which says of each configuration which files
-//! are which split.
+//! are which split, and `dataset_info`, which notes their columns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,8 +7,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::{Error, Result};
-use super::paths::{Name, Named, configurations as by_paths, format_of};
+use super::paths::{Name, Named, configurations as by_paths, format_of, says_split};
 use crate::checkpoint::files;
+use crate::data::features::{Features, features_of};
 
 /// Files that may be compared with a card's patterns, each with each.
 const MOST_COMPARED: usize = 4 << 20;
@@ -16,11 +17,31 @@ const MOST_COMPARED: usize = 4 << 20;
 /// Bytes of a pattern, at most.
 const LONGEST: usize = 1024;
 
-/// Files by configuration and split, as a card says; `None` where it has no `configs`.
-pub(super) fn configurations(
-    path: &Path,
-    files: &[String],
-) -> Result<Option<BTreeMap<String, Named>>> {
+/// What a configuration may say that does not change how its files are read.
+const SAID: [&str; 9] = [
+    "config_name",
+    "data_files",
+    "data_dir",
+    "default",
+    "features",
+    "version",
+    "description",
+    "drop_labels",
+    "drop_metadata",
+];
+
+/// What a card says.
+#[derive(Default)]
+pub(super) struct Card {
+    /// Files by configuration and split; `None` without `configs`.
+    pub configurations: Option<BTreeMap<String, Named>>,
+    /// What is noted of columns, by configuration.
+    pub features: BTreeMap<String, Features>,
+}
+
+/// Reads a set's card. `is_whole`: all of the set's files are known, so that a pattern that is of none is
+/// wrong.
+pub(super) fn read(path: &Path, files: &[String], is_whole: bool) -> Result<Card> {
     let text = files::open(path).and_then(|file| files::read_all(file, files::SETTINGS));
     let text = text.map_err(Error::io("read", path))?;
     let text = String::from_utf8_lossy(&text);
@@ -29,31 +50,69 @@ pub(super) fn configurations(
         reason,
     };
     let Some(head) = head(&text) else {
-        return Ok(None);
+        return Ok(Card::default());
     };
-    // A card without configurations may be as wrong as it likes.
-    if !head.lines().any(|line| line.starts_with("configs:")) {
-        return Ok(None);
+    // A card without either may be as wrong as it likes.
+    let has = |key: &str| head.lines().any(|line| line.starts_with(key));
+    if !has("configs:") && !has("dataset_info:") {
+        return Ok(Card::default());
     }
     let card: Value = serde_saphyr::from_str(head).map_err(|error| {
         let text = error.to_string();
         bad(text.lines().next().unwrap_or("no YAML").to_string())
     })?;
+    let infos = match &card["dataset_info"] {
+        Value::Array(infos) => infos.iter().collect(),
+        Value::Null => Vec::new(),
+        info => vec![info],
+    };
+    let noted = |info: &Value| {
+        let name = info["config_name"].as_str().unwrap_or("default");
+        (name.to_string(), features_of(&info["features"]))
+    };
+    let mut features: BTreeMap<String, Features> = infos.into_iter().map(noted).collect();
     let Some(list) = card["configs"].as_array() else {
-        return Ok(None);
+        return Ok(Card {
+            configurations: None,
+            features,
+        });
     };
     let mut found = BTreeMap::new();
-    let mut compared = 0;
+    let (mut compared, mut default) = (0, None);
     for entry in list {
         let name = entry["config_name"].as_str().unwrap_or("default");
-        let named = files_of(entry, files, &mut compared).map_err(bad)?;
+        let said = entry.as_object();
+        if let Some(key) = said.and_then(|keys| keys.keys().find(|key| !SAID.contains(&&key[..]))) {
+            return Err(bad(format!(
+                "configuration {name} sets {key:?}, by which datasets reads its files and xtrain does not"
+            )));
+        }
+        let named = files_of(entry, files, is_whole, &mut compared).map_err(bad)?;
+        if !entry["features"].is_null() {
+            features.insert(name.to_string(), features_of(&entry["features"]));
+        }
         // The one that is meant where none is named.
-        if entry["default"] == true && name != "default" {
-            found.insert("default".to_string(), named.clone());
+        if entry["default"] == true || name == "default" {
+            if let Some(other) = default.replace(name.to_string()) {
+                return Err(bad(format!(
+                    "both {other} and {name} are the default configuration"
+                )));
+            }
         }
         found.insert(name.to_string(), named);
     }
-    Ok((!found.is_empty()).then_some(found))
+    if let Some(name) = default
+        && let Some(named) = found.get(&name).cloned()
+    {
+        if let Some(noted) = features.get(&name).cloned() {
+            features.insert("default".to_string(), noted);
+        }
+        found.insert("default".to_string(), named);
+    }
+    Ok(Card {
+        configurations: (!found.is_empty()).then_some(found),
+        features,
+    })
 }
 
 /// What stands between the first two lines of three dashes.
@@ -70,6 +129,7 @@ fn head(text: &str) -> Option<&str> {
 fn files_of(
     entry: &Value,
     files: &[String],
+    is_whole: bool,
     compared: &mut usize,
 ) -> std::result::Result<Named, String> {
     let mut count = |files: &[String]| {
@@ -85,76 +145,170 @@ fn files_of(
         "" => path.trim_start_matches("./").to_string(),
         folder => format!("{folder}/{}", path.trim_start_matches("./")),
     };
-    let patterns = |value: &Value| -> Option<Vec<String>> {
-        match value {
-            Value::String(pattern) => Some(vec![inside(pattern)]),
-            Value::Array(list) => list
-                .iter()
-                .map(|pattern| pattern.as_str().map(inside))
-                .collect(),
-            _ => None,
-        }
-    };
-    let told: Vec<(String, Option<Vec<String>>)> = match &entry["data_files"] {
-        Value::Null => {
-            count(files)?;
-            let below =
-                |file: &&String| folder.is_empty() || file.starts_with(&format!("{folder}/"));
-            let below: Vec<String> = files.iter().filter(below).cloned().collect();
-            let mut named = Named::new();
-            for (_, splits) in by_paths(&below) {
-                for (name, files) in splits {
-                    named.entry(name).or_default().extend(files);
-                }
-            }
-            return Ok(named);
-        }
-        Value::Array(list) if list.iter().any(Value::is_object) => list
+    let Some(told) = patterns(&entry["data_files"]) else {
+        count(files)?;
+        let prefix = match folder {
+            "" => String::new(),
+            folder => format!("{folder}/"),
+        };
+        // Folders within it are no configurations: the card says what is one.
+        let below: Vec<String> = files
             .iter()
-            .map(|it| {
-                let split = it["split"].as_str().unwrap_or("train");
-                (split.to_string(), patterns(&it["path"]))
-            })
-            .collect(),
-        Value::Object(splits) => splits
-            .iter()
-            .map(|(split, value)| (split.clone(), patterns(value)))
-            .collect(),
-        one => vec![("train".to_string(), patterns(one))],
+            .filter_map(|file| file.strip_prefix(&prefix).map(str::to_string))
+            .collect();
+        let mut named = Named::new();
+        for (name, files) in by_paths(&below).into_values().flatten() {
+            let files = files.into_iter().map(|file| format!("{prefix}{file}"));
+            // Of a folder that the card names, all files train where none says its split.
+            let says = files.clone().any(|file| says_split(&file[prefix.len()..]));
+            let name = match folder {
+                "" => name,
+                _ if says => name,
+                _ => Name::exact("train"),
+            };
+            named.entry(name).or_default().extend(files);
+        }
+        return Ok(named);
     };
     let mut named = Named::new();
     for (split, patterns) in told {
         let patterns =
             patterns.ok_or_else(|| format!("the files of split {split:?} are no paths"))?;
-        let name = Name {
-            text: split,
-            is_exact: true,
-        };
-        let into = named.entry(name).or_default();
-        for pattern in patterns {
+        let mut into: Vec<String> = Vec::new();
+        for pattern in patterns.iter().map(|pattern| inside(pattern)) {
             count(files)?;
             if pattern.len() > LONGEST {
                 return Err(format!("a pattern has more than {LONGEST} bytes"));
             }
             let matching = |file: &&String| format_of(file).is_some() && matches(&pattern, file);
+            let before = into.len();
             into.extend(files.iter().filter(matching).cloned());
+            into[before..].sort();
+            if into.len() == before && is_whole {
+                return Err(format!("no file of split {split:?} matches {pattern:?}"));
+            }
         }
-        into.sort();
-        into.dedup();
+        let files: BTreeSet<&String> = into.iter().collect();
+        if files.len() < into.len() {
+            return Err(format!(
+                "several patterns of split {split:?} are of the same file"
+            ));
+        }
+        if into.is_empty() {
+            continue;
+        }
+        if named.insert(Name::exact(&split), into).is_some() {
+            return Err(format!("split {split:?} is there twice"));
+        }
     }
-    named.retain(|_, files| !files.is_empty());
     Ok(named)
 }
 
-/// Whether a path is of a pattern: `*` and `?` stay within a directory, `**` does not.
+/// Patterns of files by split, each `None` where they are none.
+type Patterns = Vec<(String, Option<Vec<String>>)>;
+
+/// What `data_files` says: a pattern or a list of them, which train, or patterns by split.
+fn patterns(value: &Value) -> Option<Patterns> {
+    let paths = |value: &Value| -> Option<Vec<String>> {
+        match value {
+            Value::String(pattern) => Some(vec![pattern.clone()]),
+            Value::Array(list) => list
+                .iter()
+                .map(|pattern| pattern.as_str().map(str::to_string))
+                .collect(),
+            _ => None,
+        }
+    };
+    Some(match value {
+        Value::Null => return None,
+        Value::Array(list) if list.iter().any(Value::is_object) => list
+            .iter()
+            .map(|it| {
+                let split = it["split"].as_str().unwrap_or("train");
+                (split.to_string(), paths(&it["path"]))
+            })
+            .collect(),
+        Value::Object(splits) => splits
+            .iter()
+            .map(|(split, value)| (split.clone(), paths(value)))
+            .collect(),
+        one => vec![("train".to_string(), paths(one))],
+    })
+}
+
+/// Whether a path is of a pattern: `*`, `?` and `[...]` stay within a directory, `**` does not. What
+/// begins with a dot is only of what says so.
 fn matches(pattern: &str, path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     let is_of = |step: &&str, part: &&str| {
         let letters: Vec<char> = part.chars().collect();
-        let is_one = |wanted: &char, letter: &char| *wanted == '?' || wanted == letter;
-        fits(step.chars(), &letters, |wanted| *wanted == '*', is_one)
+        let is_one = |wanted: &Wanted, letter: &char| match wanted {
+            Wanted::Any | Wanted::Many => true,
+            Wanted::One(one) => one == letter,
+            Wanted::Of(ranges, isnt) => {
+                ranges
+                    .iter()
+                    .any(|(from, to)| (from..=to).contains(&letter))
+                    != *isnt
+            }
+        };
+        let is_many = |wanted: &Wanted| *wanted == Wanted::Many;
+        fits(wanted(step).into_iter(), &letters, is_many, is_one)
     };
-    fits(pattern.split('/'), &parts, |step| *step == "**", is_of)
+    let hidden = |path: &str| path.split('/').filter(|part| part.starts_with('.')).count();
+    hidden(path) == hidden(pattern) && fits(pattern.split('/'), &parts, |step| *step == "**", is_of)
+}
+
+/// What a letter of a pattern is of.
+#[derive(PartialEq)]
+enum Wanted {
+    Any,
+    Many,
+    One(char),
+    /// Letters from one to another; true: any but these.
+    Of(Vec<(char, char)>, bool),
+}
+
+fn wanted(step: &str) -> Vec<Wanted> {
+    let letters: Vec<char> = step.chars().collect();
+    let (mut out, mut at) = (Vec::new(), 0);
+    while at < letters.len() {
+        let end = || {
+            // A bracket that comes first is one of the letters.
+            let from = at + 2 + usize::from(matches!(letters.get(at + 1), Some('!' | '^')));
+            let found = letters
+                .get(from..)?
+                .iter()
+                .position(|letter| *letter == ']')?;
+            Some(from + found)
+        };
+        match (letters[at], end()) {
+            ('*', _) => out.push(Wanted::Many),
+            ('?', _) => out.push(Wanted::Any),
+            ('[', Some(end)) => {
+                let isnt = matches!(letters[at + 1], '!' | '^');
+                let mut inside = &letters[at + 1 + usize::from(isnt)..end];
+                let mut ranges = Vec::new();
+                while let [first, rest @ ..] = inside {
+                    inside = match rest {
+                        ['-', last, rest @ ..] => {
+                            ranges.push((*first, *last));
+                            rest
+                        }
+                        rest => {
+                            ranges.push((*first, *first));
+                            rest
+                        }
+                    };
+                }
+                out.push(Wanted::Of(ranges, isnt));
+                at = end;
+            }
+            (letter, _) => out.push(Wanted::One(letter)),
+        }
+        at += 1;
+    }
+    out
 }
 
 /// Whether the steps are of all items, one each; one that is `open` is of any number.
@@ -206,6 +360,14 @@ mod tests {
             ("?.csv", "c.csv", true),
             ("c.csv", "c.csv", true),
             ("c.csv", "cc.csv", false),
+            ("[a-c].csv", "b.csv", true),
+            ("[a-c].csv", "d.csv", false),
+            ("[!a-c]*.csv", "dx.csv", true),
+            ("[]x].csv", "].csv", true),
+            ("x-[0-9][0-9].csv", "x-07.csv", true),
+            ("[x.csv", "[x.csv", true),
+            ("*", ".x.csv", false),
+            (".*", ".x.csv", true),
         ] {
             assert_eq!(matches(pattern, path), is_of, "{pattern} {path}");
         }
@@ -226,7 +388,7 @@ mod tests {
         .to_vec();
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            configurations(&path, &files)
+            super::read(&path, &files, true).map(|card| card.configurations)
         };
         let card = "---\nlicense: mit\nconfigs:\n- config_name: chat\n  default: true\n  data_files:\n  - split: train\n    path: data/train_sft-*\n  - split: test\n    path:\n    - \"data/test_sft-*\"\n- config_name: other\n  data_files: other/*.parquet\n---\n# chat\n";
         let found = read(card).unwrap().unwrap();
@@ -234,16 +396,28 @@ mod tests {
             found.keys().collect::<Vec<_>>(),
             ["chat", "default", "other"]
         );
-        let split = |config: &str, split: &str| {
-            let name = Name {
-                text: split.to_string(),
-                is_exact: true,
-            };
-            found[config][&name].clone()
-        };
+        let split = |config: &str, split: &str| found[config][&Name::exact(split)].clone();
         assert_eq!(split("default", "train"), ["data/train_sft-0.parquet"]);
         assert_eq!(split("chat", "test"), ["data/test_sft-0.parquet"]);
         assert_eq!(split("other", "train"), ["other/x.parquet"]);
+        for (card, words) in [
+            (
+                "- data_files: y.csv\n",
+                "no file of split \"train\" matches",
+            ),
+            ("- data_files: other/*\n  sep: ';'\n", "sets \"sep\""),
+            (
+                "- data_files:\n  - other/*\n  - other/x.parquet\n",
+                "of the same file",
+            ),
+            (
+                "- data_files: other/*\n- config_name: b\n  default: true\n  data_files: other/*\n",
+                "both default and b",
+            ),
+        ] {
+            let error = read(&format!("---\nconfigs:\n{card}---\n")).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
         assert!(read("# no head\n").unwrap().is_none());
         assert!(read("---\nlicense: [\n---\n").unwrap().is_none());
         let error = read("---\nconfigs: [\n---\n").unwrap_err().to_string();

@@ -1,14 +1,18 @@
-//! Data sets by name: their parquet, CSV or JSON files, grouped by configuration and split as the
-//! card's `configs` say, else from their paths.
+//! Data sets by name, of the Hub or in a directory: their files, grouped by configuration and split as
+//! the card's `configs` say, else from their paths.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
-use super::card;
+use serde_json::Value;
+
+use super::card::{self, Card};
 use super::checks::listed;
 use super::error::{Error, Result};
-use super::fetch::{Hub, Kind, Snapshot};
-use super::paths::{Name, Named, Split, configurations, split_named};
+use super::fetch::{Hub, Kind, Snapshot, list};
+use super::paths::{Name, Named, Split, configurations, format_of};
+use crate::checkpoint::files;
+use crate::data::features::{Features, features_of};
 
 /// The branch with the Hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -16,20 +20,78 @@ const CONVERTED: &str = "refs/convert/parquet";
 /// A data set's card.
 const CARD: &str = "README.md";
 
+/// What earlier versions of `datasets` wrote beside a card.
+const INFOS: &str = "dataset_infos.json";
+
 /// A data set's files on this machine, each split's in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DatasetFiles {
+    /// Of the training split.
     pub train: Vec<PathBuf>,
+    /// Of the validation split.
     pub validation: Vec<PathBuf>,
     /// MNLI's second set to validate on.
     pub validation_mismatched: Vec<PathBuf>,
+    /// Of the test split.
     pub test: Vec<PathBuf>,
     /// MNLI's second set to test on.
     pub test_mismatched: Vec<PathBuf>,
+    /// What its card notes of the columns.
+    pub features: Features,
 }
 
 /// Paths of a configuration, by split and, of MNLI, its half: false is the matched one.
 type Splits = BTreeMap<(Split, bool), Vec<String>>;
+
+/// Where a set's files are.
+trait Place {
+    /// Paths of all files.
+    fn files(&self) -> &[String];
+
+    /// Whether there are no other files.
+    fn is_whole(&self) -> bool;
+
+    /// A file's path on this machine.
+    fn fetch(&self, file: &str) -> Result<PathBuf>;
+
+    fn has(&self, file: &str) -> bool {
+        self.files().iter().any(|found| found == file)
+    }
+}
+
+impl Place for Snapshot<'_> {
+    fn files(&self) -> &[String] {
+        Snapshot::files(self)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.is_online()
+    }
+
+    fn fetch(&self, file: &str) -> Result<PathBuf> {
+        Snapshot::fetch(self, file)
+    }
+}
+
+/// A directory of this machine.
+struct Folder {
+    dir: PathBuf,
+    files: Vec<String>,
+}
+
+impl Place for Folder {
+    fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn fetch(&self, file: &str) -> Result<PathBuf> {
+        Ok(self.dir.join(file))
+    }
+}
 
 impl Hub {
     /// The files of a data set, all of them or those of the test split. Its card's `configs` decide
@@ -43,21 +105,16 @@ impl Hub {
         only_test: bool,
     ) -> Result<DatasetFiles> {
         let own = self.snapshot(Kind::Dataset, name, revision);
-        if let Ok(snapshot) = &own {
-            let told = if snapshot.has(CARD) {
-                card::configurations(&snapshot.fetch(CARD)?, snapshot.files())?
-            } else {
-                None
-            };
-            let found = told.unwrap_or_else(|| configurations(snapshot.files()));
-            if let Some(named) = choose(name, &found, config)? {
-                return fetch(snapshot, splits(name, named)?, only_test);
-            }
+        if let Ok(snapshot) = &own
+            && let Some(found) = of_place(snapshot, name, config, only_test)?
+        {
+            return Ok(found);
         }
         if revision.is_none()
             && let Ok(converted) = self.snapshot(Kind::Dataset, name, Some(CONVERTED))
             && let Some(named) = choose(name, &configurations(converted.files()), config)?
         {
+            let (_, named) = named;
             return fetch(&converted, splits(name, named)?, only_test);
         }
         own.and_then(|_| {
@@ -66,6 +123,79 @@ impl Hub {
             })
         })
     }
+}
+
+/// The files of a data set in a directory, as [`Hub::dataset`] takes them.
+///
+/// # Errors
+/// The directory or its card cannot be read, or does not tell which files are which split.
+pub fn dataset_in(dir: &Path, config: Option<&str>, only_test: bool) -> Result<DatasetFiles> {
+    let mut files = Vec::new();
+    list(dir, "", &mut files).map_err(Error::io("list", dir))?;
+    let folder = Folder {
+        dir: dir.to_path_buf(),
+        files,
+    };
+    let name = dir.display().to_string();
+    // What `save_to_disk` writes, or the cache of `datasets`.
+    let is_arrow = |file: &String| file.ends_with(".arrow");
+    if folder.files.iter().any(is_arrow)
+        && folder.files.iter().all(|file| format_of(file).is_none())
+    {
+        return Err(Error::ArrowFiles { dir: dir.into() });
+    }
+    of_place(&folder, &name, config, only_test)?.ok_or(Error::NoData { name })
+}
+
+fn of_place(
+    place: &dyn Place,
+    name: &str,
+    config: Option<&str>,
+    only_test: bool,
+) -> Result<Option<DatasetFiles>> {
+    let card = if place.has(CARD) {
+        card::read(&place.fetch(CARD)?, place.files(), place.is_whole())?
+    } else {
+        Card::default()
+    };
+    let found = card.configurations;
+    let found = found.unwrap_or_else(|| configurations(place.files()));
+    let Some((chosen, named)) = choose(name, &found, config)? else {
+        return Ok(None);
+    };
+    let mut files = fetch(place, splits(name, named)?, only_test)?;
+    let mut features = card.features;
+    if place.has(INFOS) {
+        for (config, noted) in infos(&place.fetch(INFOS)?)? {
+            features.entry(config).or_insert(noted);
+        }
+    }
+    let only = if features.len() == 1 && found.len() == 1 {
+        features.values().next()
+    } else {
+        None
+    };
+    files.features = features.get(&chosen).or(only).cloned().unwrap_or_default();
+    Ok(Some(files))
+}
+
+/// The features of dataset_infos.json by configuration; of a single one as the default's.
+fn infos(path: &Path) -> Result<BTreeMap<String, Features>> {
+    let text = files::open(path).and_then(|file| files::read_all(file, files::SETTINGS));
+    let text = text.map_err(Error::io("read", path))?;
+    let infos: Value = serde_json::from_slice(&text).map_err(|error| Error::BadCard {
+        path: path.to_path_buf(),
+        reason: error.to_string(),
+    })?;
+    let infos = infos.as_object().into_iter().flatten();
+    let infos = infos.map(|(config, info)| (config.clone(), features_of(&info["features"])));
+    let mut infos: BTreeMap<String, Features> = infos.collect();
+    if infos.len() == 1
+        && let Some((_, only)) = infos.pop_first()
+    {
+        infos.insert("default".to_string(), only);
+    }
+    Ok(infos)
 }
 
 /// The splits of a configuration; names of which several could be one are listed, not merged.
@@ -78,7 +208,7 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
     ] {
         let mut able: Vec<(&Name, &Vec<String>)> = named
             .iter()
-            .filter(|(name, _)| split_named(&name.text) == Some(split))
+            .filter(|(name, _)| name.split == Some(split))
             .collect();
         let is_usual = |name: &Name| name.is_exact && name.text == usual;
         if able.iter().any(|(name, _)| is_usual(name)) && able.iter().all(|(name, _)| name.is_exact)
@@ -96,7 +226,17 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
         }
         match able.as_slice() {
             [] => {}
-            [(_, files)] => drop(found.insert((split, false), files.to_vec())),
+            [(_, files)] => {
+                let formats: BTreeSet<_> = files.iter().map(|file| format_of(file)).collect();
+                if formats.len() > 1 {
+                    return Err(Error::WhichSplit {
+                        name: set.to_string(),
+                        split: usual,
+                        found: listed(files.iter().map(String::as_str)),
+                    });
+                }
+                found.insert((split, false), files.to_vec());
+            }
             several => {
                 let names = several.iter().map(|(name, _)| name.text.as_str());
                 return Err(Error::WhichSplit {
@@ -110,7 +250,7 @@ fn splits(set: &str, named: Named) -> Result<Splits> {
     Ok(found)
 }
 
-fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
+fn fetch(place: &dyn Place, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
     splits.retain(|(split, _), _| *split == Split::Test || !only_test);
     let files = |split: Split, half: bool| {
         let paths = splits
@@ -119,7 +259,7 @@ fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result
             .unwrap_or_default();
         paths
             .iter()
-            .map(|path| snapshot.fetch(path))
+            .map(|path| place.fetch(path))
             .collect::<Result<Vec<_>>>()
     };
     Ok(DatasetFiles {
@@ -128,30 +268,35 @@ fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result
         validation_mismatched: files(Split::Validation, true)?,
         test: files(Split::Test, false)?,
         test_mismatched: files(Split::Test, true)?,
+        features: Features::new(),
     })
 }
 
-/// The wanted configuration, or the only or default one; `None` where there is no data at all.
+/// The wanted configuration, or the only or default one, with its name; `None` where there is no data
+/// at all.
 fn choose(
     name: &str,
     configurations: &BTreeMap<String, Named>,
     wanted: Option<&str>,
-) -> Result<Option<Named>> {
+) -> Result<Option<(String, Named)>> {
     let found = || listed(configurations.keys().map(String::as_str));
     let name = || name.to_string();
     match (wanted, configurations.len()) {
         (_, 0) => Ok(None),
         (Some(wanted), _) => match configurations.get(wanted) {
-            Some(splits) => Ok(Some(splits.clone())),
+            Some(splits) => Ok(Some((wanted.to_string(), splits.clone()))),
             None => Err(Error::NoConfig {
                 name: name(),
                 wanted: wanted.to_string(),
                 found: found(),
             }),
         },
-        (None, 1) => Ok(configurations.values().next().cloned()),
+        (None, 1) => {
+            let only = configurations.iter().next();
+            Ok(only.map(|(name, splits)| (name.clone(), splits.clone())))
+        }
         (None, _) => match configurations.get("default") {
-            Some(splits) => Ok(Some(splits.clone())),
+            Some(splits) => Ok(Some(("default".to_string(), splits.clone()))),
             None => Err(Error::WhichConfig {
                 name: name(),
                 found: found(),
@@ -213,7 +358,14 @@ mod tests {
             of(&["wikitext-2-raw-v1/test-00000-of-00001.parquet", "train.csv"]).len(),
             1
         );
-        assert!(of(&["README.md", "notes.json"]).is_empty());
+        assert!(of(&["README.md", "notes.json", "load.py"]).is_empty());
+        // A set of one file, and the words and folders that `datasets` looks at.
+        assert_eq!(of(&["README.md", "posts.json"]), default(&[(Train, 1)]));
+        assert_eq!(
+            of(&["train/valid.csv", "train/more.csv", "eval/x.csv", "dev.csv"]),
+            default(&[(Train, 2), (Test, 1)])
+        );
+        assert_eq!(of(&["my.train1.csv", ".train.csv"]), default(&[(Train, 1)]));
     }
 
     #[test]
@@ -230,6 +382,9 @@ mod tests {
         let error = of(&two).unwrap_err().to_string();
         assert!(error.contains("train_gen, train_sft"), "{error}");
         assert!(of(&["train.csv", "train_extra.csv"]).is_err());
+        assert!(of(&["train.csv", "train.jsonl"]).is_err());
+        let error = of(&["a.csv", "b.csv"]).unwrap_err().to_string();
+        assert!(error.contains("a.csv, b.csv"), "{error}");
         assert_eq!(
             of(&["train-1.csv", "train-2.csv"]).unwrap()[&(Split::Train, false)].len(),
             2
@@ -264,7 +419,7 @@ mod tests {
                 && error(Some("c")).contains("a, b")
         );
         assert_eq!(
-            splits("set", choose("set", &found, Some("b")).unwrap().unwrap()).unwrap()
+            splits("set", choose("set", &found, Some("b")).unwrap().unwrap().1).unwrap()
                 [&(Split::Train, false)],
             ["b/train/0.parquet"]
         );

@@ -158,7 +158,7 @@ pub enum Error {
     NoTokenizer { name: String },
 
     #[error(
-        "data set {name} has no parquet, CSV or JSON files that xtrain could find; download it and name its files with --train_file"
+        "data set {name} has no parquet, CSV, JSON or text files that xtrain could find; download it and name its files with --train_file"
     )]
     NoData { name: String },
 
@@ -189,6 +189,13 @@ pub enum Error {
         split: &'static str,
         found: String,
     },
+
+    #[error(
+        "{} holds Arrow files, as save_to_disk and the cache of datasets write them, which xtrain does not read; write parquet with \
+         Python: datasets.load_from_disk({:?})[\"train\"].to_parquet(\"train.parquet\")",
+        dir.display(), dir.display().to_string()
+    )]
+    ArrowFiles { dir: PathBuf },
 
     #[error("the card of the data set, {}, cannot be read: {reason}; name files with --train_file", path.display())]
     BadCard { path: PathBuf, reason: String },

@@ -265,7 +265,8 @@ impl Hub {
     }
 }
 
-fn list(dir: &Path, prefix: &str, files: &mut Vec<String>) -> std::io::Result<()> {
+/// Paths of all files in a directory, sorted.
+pub(super) fn list(dir: &Path, prefix: &str, files: &mut Vec<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
@@ -283,6 +284,11 @@ impl Snapshot<'_> {
     /// Paths of the repository's files; offline, of those in the cache.
     pub fn files(&self) -> &[String] {
         &self.files
+    }
+
+    /// Whether the Hub said which files there are, and not the cache.
+    pub fn is_online(&self) -> bool {
+        self.remote.is_some()
     }
 
     pub fn has(&self, file: &str) -> bool {

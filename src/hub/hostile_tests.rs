@@ -169,7 +169,11 @@ fn names_of_files_stay_within_the_snapshot() {
         assert!(error.contains("has no file"), "{error}");
     }
     let error = own.dataset("org/set", None, None, false).unwrap_err();
-    assert!(error.to_string().contains("no parquet, CSV or JSON files"));
+    assert!(
+        error
+            .to_string()
+            .contains("no parquet, CSV, JSON or text files")
+    );
     // A revision is a path too, and the user's.
     for revision in ["../../victim", "/victim", "a b", ""] {
         let error = own.model("org/tiny", Some(revision)).unwrap_err();

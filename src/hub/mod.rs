@@ -22,7 +22,7 @@ mod push;
 mod settings;
 
 pub use checks::is_name;
-pub use dataset::DatasetFiles;
+pub use dataset::{DatasetFiles, dataset_in};
 pub use error::{Error, Result};
 pub use fetch::{Hub, Kind, Snapshot};
 pub use push::{Addition, Repository, is_new_name};

@@ -463,7 +463,7 @@ fn data_sets_come_from_their_own_files_or_the_converted_ones() {
     );
     assert!(
         message(hub.dataset("org/nothing", None, None, false))
-            .contains("no parquet, CSV or JSON files")
+            .contains("no parquet, CSV, JSON or text files")
     );
     assert!(message(hub.dataset("org/gone", None, None, false)).contains("no data set org/gone"));
     let offline = Hub::new(HubSettings {

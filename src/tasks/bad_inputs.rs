@@ -228,15 +228,10 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
             ],
         ),
         (
-            "twice.csv",
-            b"text,text,label\na,b,x\n".to_vec(),
-            &["twice.csv", "column \"text\" twice"],
-        ),
-        (
             "short.csv",
             b"text,label\na,x\nb\n".to_vec(),
             &[
-                "short.csv:3: 1 fields where the header has 2",
+                "short.csv:3: column \"label\": the label is missing",
                 "--on_bad_row skip",
             ],
         ),
@@ -263,22 +258,61 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         (
             "empty-text.csv",
             b"text,label\na,x\n,y\n".to_vec(),
-            &["empty-text.csv:3: the text in column \"text\" is empty"],
+            &["empty-text.csv:3: column \"text\" is missing: empty, or NA, null"],
         ),
         (
             "blank-text.tsv",
             b"text\tlabel\n\tx\n".to_vec(),
-            &["blank-text.tsv:2: the text in column \"text\" is empty"],
+            &["blank-text.tsv:2: column \"text\" is missing: empty, or NA, null"],
+        ),
+        (
+            "na-text.csv",
+            b"text,label\na,x\nnull,y\n".to_vec(),
+            &["na-text.csv:3: column \"text\" is missing", "pandas"],
+        ),
+        (
+            "numbers.csv",
+            b"text,label\n007,x\n8,y\n".to_vec(),
+            &["numbers.csv:2: column \"text\" is 7, not text"],
+        ),
+        (
+            "either.tsv",
+            b"text\tlabel\na\tx\n\"b\"\ty\n".to_vec(),
+            &[
+                "either.tsv:3: a field begins with a quote",
+                "--quoting none or --quoting standard",
+            ],
+        ),
+        (
+            "packed.csv",
+            b"\xfd7zXZ\0rest".to_vec(),
+            &["packed.csv cannot be read: it is compressed with xz; decompress it"],
+        ),
+        (
+            "mixed.jsonl",
+            b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \"label\": \"x\"}\n".to_vec(),
+            &["some are text and some are numbers or truth values"],
+        ),
+        (
+            "times.jsonl",
+            b"{\"text\": \"2020-01-01\", \"label\": 1}\n{\"text\": \"2020-01-02\", \"label\": 0}\n"
+                .to_vec(),
+            &["times.jsonl:1: column \"text\" is the time 2020-01-01, not text"],
+        ),
+        (
+            "twice.jsonl",
+            b"{\"text\": \"a\", \"text\": \"b\", \"label\": 1}\n".to_vec(),
+            &["twice.jsonl:1: not valid JSON: the key \"text\" occurs twice"],
         ),
         (
             "empty-label.csv",
             b"text,label\na,x\nb,\n".to_vec(),
-            &["empty-label.csv:3: column \"label\": the label is empty"],
+            &["empty-label.csv:3: column \"label\": the label is missing"],
         ),
         (
             "nan.csv",
             b"text,label\na,1\nb,NaN\n".to_vec(),
-            &["nan.csv:3: column \"label\": the label is NaN"],
+            &["nan.csv:3: column \"label\": the label is missing"],
         ),
         (
             "latin.csv",
@@ -672,8 +706,8 @@ fn quoting_variants_give_the_text_that_was_meant() {
         };
         bench.lines(vec![path], table).unwrap()
     };
-    let standard = b"text,n\n\"a, \"\"b\"\"\r\nc\",1\n\"\",2\nd\"e,3\n";
-    assert_eq!(read(standard, None), ["a, \"b\"\r\nc", "", "d\"e"]);
+    let standard = b"text,n\n\"a, \"\"b\"\"\r\nc\",1\nd\"e,3\n";
+    assert_eq!(read(standard, None), ["a, \"b\"\r\nc", "d\"e"]);
     let backslash = b"\"text\",\"n\"\n\"say \\\"a\\\", \\\\ and \"\"b\"\"\",\"1\"\nx\\,y,2\n";
     assert_eq!(
         read(backslash, Some(Quoting::Backslash)),
@@ -684,13 +718,52 @@ fn quoting_variants_give_the_text_that_was_meant() {
         ["\"a\"", "\"b"]
     );
     assert_eq!(read(b"text,n\n\"C:\\\",1\n", None), ["C:\\"]);
-    assert_eq!(bench.texts("q.tsv", b"text\tn\n\"a\t1\n").unwrap(), ["\"a"]);
+    let path = bench.file("q.tsv", b"text\tn\n\"a\t1\n");
+    let plain = TableSettings {
+        quoting: Some(Quoting::None),
+        ..TableSettings::default()
+    };
+    assert_eq!(bench.lines(vec![path], plain).unwrap(), ["\"a"]);
     assert_eq!(
-        bench
-            .texts("one.csv", b"anything\n\"a\"\n\"\"\nb\n")
-            .unwrap(),
-        ["a", "", "b"]
+        bench.texts("one.csv", b"anything\n\"a\"\nb\n").unwrap(),
+        ["a", "b"]
     );
+}
+
+/// run_glue goes by the column's type, not by its values.
+#[test]
+fn labels_of_floating_point_are_numbers() {
+    let bench = Bench::new();
+    let whole = Column::Fractions(vec![1.0, 0.0]);
+    let files: [(&str, Vec<u8>); 3] = [
+        ("floats.csv", b"text,label\na,1.0\nb,0\n".to_vec()),
+        (
+            "floats.jsonl",
+            b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \"label\": 0.0}\n".to_vec(),
+        ),
+        (
+            "floats.parquet",
+            parquet(
+                &[("text", Column::Text(vec!["a", "b"])), ("label", whole)],
+                None,
+            ),
+        ),
+    ];
+    for (name, bytes) in files {
+        let (labels, rows) = bench.load(name, &bytes, as_it_is).unwrap();
+        assert!(labels.are_numbers(), "{name}");
+        let first = rows.row(0).unwrap().label.unwrap();
+        assert_eq!(first.as_number(), 1.0, "{name}");
+        let classes = |settings: &mut ClsDataSettings| settings.finds_regression = false;
+        let (labels, _) = bench.load(name, &bytes, classes).unwrap();
+        assert_eq!(labels.names(), ["0", "1"], "{name}");
+    }
+    let truths = b"text,label\na,True\nb,false\n";
+    let (labels, _) = bench.load("truths.csv", truths, as_it_is).unwrap();
+    assert_eq!(labels.names(), ["False", "True"]);
+    let texts = b"{\"text\": \"a\", \"label\": \"0.5\"}\n";
+    let (labels, _) = bench.load("texts.jsonl", texts, as_it_is).unwrap();
+    assert_eq!(labels.names(), ["0.5"]);
 }
 
 #[test]

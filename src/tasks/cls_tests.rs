@@ -404,5 +404,5 @@ fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
     let path = dir.path().join("x.csv");
     fs::write(&path, "text,label\n\"\",x\n").unwrap();
     let error = read(&path, true).unwrap_err().to_string();
-    assert!(error.contains("is empty"), "{error}");
+    assert!(error.contains("is missing: empty"), "{error}");
 }

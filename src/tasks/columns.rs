@@ -13,6 +13,7 @@ use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Row, Table};
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
 use crate::data::texts::not_text;
+use crate::data::whitespace;
 use crate::data::{Error, Label, LabelMap, Result, Sample, SampleFile};
 
 /// Classification and regression of texts.
@@ -33,8 +34,8 @@ pub struct ClsDataSettings {
     /// The labels in order, if the user named them. `None`: those of the model or of the training
     /// set, sorted.
     pub labels: Option<LabelMap>,
-    /// Where the training set decides, numbers of which some are fractions make a regression.
-    /// Otherwise they are refused.
+    /// Where the training set decides, floating point numbers make a regression.
+    /// Otherwise fractions are refused, and whole ones are classes.
     pub finds_regression: bool,
     /// The task of GLUE that was named: F1 is the second class's then, and the mean of several
     /// metrics is `combined_score`.
@@ -157,16 +158,8 @@ pub struct SampleTable {
     table: Table,
     columns: Columns,
     labels: LabelUse,
-    empties: Empties,
-}
-
-/// Which texts may be empty, as some of published sets are.
-#[derive(Clone, Copy, Debug)]
-struct Empties {
-    /// Nothing between two separators is no value.
-    are_missing: bool,
     /// The tokenizer puts tokens around a text, so that an empty one has some, too.
-    have_tokens: bool,
+    empties_have_tokens: bool,
 }
 
 impl SampleTable {
@@ -186,11 +179,8 @@ impl SampleTable {
         let columns = Columns::of(&table, settings, labels.needed)?;
         table.choose(columns.chosen())?;
         Ok(SampleTable {
-            empties: Empties {
-                are_missing: table.takes_empty_for_missing(),
-                have_tokens: empties_have_tokens,
-            },
             table,
+            empties_have_tokens,
             columns,
             labels,
         })
@@ -210,7 +200,13 @@ impl SampleFile for SampleTable {
         let row = self.table.next()?;
         Some(row.and_then(|row| {
             let names = self.table.columns();
-            sample(row, names, &self.columns, &self.labels, self.empties)
+            sample(
+                row,
+                names,
+                &self.columns,
+                &self.labels,
+                self.empties_have_tokens,
+            )
         }))
     }
 
@@ -224,7 +220,7 @@ fn sample(
     names: &[String],
     columns: &Columns,
     labels: &LabelUse,
-    empties: Empties,
+    empties_have_tokens: bool,
 ) -> Result<Sample> {
     let place = &row.place;
     let bad = |reason: String| Error::BadRow {
@@ -233,10 +229,6 @@ fn sample(
     };
     let mut cells = row.cells.into_iter();
     let mut text = |column: usize| match cells.next() {
-        Some(Cell::Text(text)) if text.is_empty() && empties.are_missing => Err(bad(format!(
-            "the text in column {:?} is empty",
-            names[column]
-        ))),
         Some(Cell::Text(text)) => Ok(text),
         other => Err(not_text(
             place.clone(),
@@ -248,8 +240,8 @@ fn sample(
         text(columns.text)?,
         columns.pair.map(&mut text).transpose()?,
     );
-    let is_empty = |text: &str| text.trim().is_empty();
-    if !empties.have_tokens && is_empty(&a) && b.as_deref().is_none_or(is_empty) {
+    let is_empty = whitespace::is_blank;
+    if !empties_have_tokens && is_empty(&a) && b.as_deref().is_none_or(is_empty) {
         return Err(bad(format!(
             "the text in column {:?} is empty, and the tokenizer puts no tokens around it",
             names[columns.text]
@@ -304,39 +296,70 @@ fn ignored() -> String {
 /// A label's name, or why the cell holds none.
 pub fn name(cell: &Cell) -> Result<String, &'static str> {
     match cell {
-        Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
-        Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => {
+        Cell::Text(text) if whitespace::is_blank(text) => Err("the label is empty"),
+        Cell::Text(text) | Cell::Number(text)
+            if whitespace::strip(text).eq_ignore_ascii_case("nan") =>
+        {
             Err("the label is NaN")
         }
         Cell::Text(text) => Ok(text.clone()),
+        // As run_glue writes them.
+        Cell::Number(truth) if truth == "true" => Ok("True".to_string()),
+        Cell::Number(truth) if truth == "false" => Ok("False".to_string()),
         Cell::Number(number) => Ok(match number.parse::<f64>() {
             // 1.0 of a format that tells numbers from text is the label 1.
             Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value}"),
             _ => number.clone(),
         }),
         Cell::Class { name, .. } => Ok(name.clone()),
-        Cell::Missing => Err("the label is missing"),
+        Cell::Missing => Err("the label is missing (null; of CSV empty, NaN, NA or such)"),
+        Cell::Time(_) => Err("the label is a time: all values of the column are"),
         Cell::List(_) | Cell::Fields(_) => Err("the label is a list or structure"),
     }
 }
 
-/// Whether labels are numbers, and some of them fractions: then they are no classes.
+/// What the cells of a label column are: run_glue makes a regression of floating point numbers.
 #[derive(Default)]
 struct Numbers {
+    texts: bool,
+    truths: bool,
+    numbers: bool,
+    /// Some are written as floating point numbers, and some have a fraction.
+    floats: bool,
     fractions: bool,
-    others: bool,
 }
 
 impl Numbers {
-    fn add(&mut self, label: &str) {
-        match label.trim().parse::<f64>() {
-            Ok(number) => self.fractions |= number.fract() != 0.0,
-            Err(_) => self.others = true,
+    fn add(&mut self, cell: &Cell) {
+        match cell {
+            Cell::Number(number) if ["true", "false"].contains(&number.as_str()) => {
+                self.truths = true;
+            }
+            Cell::Number(number) => {
+                self.numbers = true;
+                self.floats |= number.parse::<i128>().is_err();
+                let value = number.parse::<f64>();
+                self.fractions |= value.is_ok_and(|value| value.fract() != 0.0);
+            }
+            _ => self.texts = true,
         }
     }
 
+    /// Several of text, truth values and numbers, which `datasets` keeps as JSON.
+    fn are_mixed(&self) -> bool {
+        [self.texts, self.truths, self.numbers]
+            .into_iter()
+            .filter(|is| *is)
+            .count()
+            > 1
+    }
+
+    fn are_floats(&self) -> bool {
+        self.floats && !self.are_mixed()
+    }
+
     fn are_fractions(&self) -> bool {
-        self.fractions && !self.others
+        self.fractions && !self.are_mixed()
     }
 }
 
@@ -379,7 +402,9 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
                     place: row.place.clone(),
                     reason: format!("column {column_name:?}: {what}"),
                 };
-                let label = name(&row.cells[0]).map_err(bad)?;
+                let cell = &row.cells[0];
+                let label = name(cell).map_err(bad)?;
+                numbers.add(cell);
                 // A regression may have it.
                 if label == IGNORED && without_label.is_none() {
                     without_label = Some(bad(&ignored()));
@@ -396,9 +421,8 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
                 }
                 Err(error) => return Err(error),
             };
-            numbers.add(&label);
             if found.insert(label) && found.len() > MOST_LABELS {
-                if settings.finds_regression && numbers.are_fractions() {
+                if settings.finds_regression && numbers.are_floats() {
                     return Ok(LabelMap::numbers());
                 }
                 let reason = format!(
@@ -410,7 +434,14 @@ pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelM
             }
         }
     }
-    let finds_numbers = numbers.are_fractions() && settings.finds_regression;
+    let finds_numbers = numbers.are_floats() && settings.finds_regression;
+    if declared.is_none() && numbers.are_mixed() {
+        let reason =
+            "some are text and some are numbers or truth values; write all of them in one way";
+        return Err(Error::Labels {
+            reason: reason.to_string(),
+        });
+    }
     match without_label {
         Some(error) if !finds_numbers && settings.source.table.on_bad_row == OnBadRow::Error => {
             return Err(error);

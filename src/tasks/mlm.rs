@@ -18,6 +18,7 @@ use crate::data::sequences::{Sequence, SequenceEncoder};
 use crate::data::settings::{PaddingSettings, SourceSettings};
 use crate::data::share::Share;
 use crate::data::texts::TextFile;
+use crate::data::whitespace;
 use crate::data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
     SampleFile,
@@ -155,7 +156,7 @@ impl MaskedLines {
     /// Each line that is not blank as a sequence.
     fn each<'a>(&self, lines: impl Iterator<Item = &'a str>) -> Result<EncodedGroup> {
         let rows = lines
-            .filter(|line| !line.trim().is_empty())
+            .filter(|line| !whitespace::is_blank(line))
             .map(|line| Ok(self.encoder.encode(line, None)?.into_row(None)))
             .collect::<Result<Vec<_>>>()?;
         Ok(EncodedGroup {

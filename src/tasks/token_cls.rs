@@ -377,7 +377,11 @@ fn sentence(
         return Err(bad(format!("column {words:?} is no list of words")));
     };
     let word = |cell: Cell| match cell {
-        Cell::Text(word) | Cell::Number(word) => Ok(word),
+        Cell::Text(word) => Ok(word),
+        // run_ner's tokenizer takes text alone.
+        Cell::Number(word) => Err(bad(format!(
+            "column {words:?} has the number {word} where a word is expected; write it in quotes"
+        ))),
         _ => Err(bad(format!(
             "column {words:?} has an element that is no word"
         ))),

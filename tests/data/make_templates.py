@@ -55,7 +55,7 @@ FILTERS_OF_TEXT = """
 upper lower capitalize title trim trim('Hd') length count string list first last reverse wordcount indent indent(2) indent(2,true) indent(2,true,true) indent('> ') indent(width=3,first=True)
 replace('o','0') replace('o','0',1) replace('l',1) truncate(5) truncate(5,true) truncate(5,true,'') truncate(9,false,'..',0) center center(20) escape e safe forceescape urlencode default('x') int float
 abs round join('-') sort unique|list min max batch(2)|list slice(3)|list tojson tojson(indent=2) format format(1) int(5) float(1.5) string|length map('upper')|list select|list sum
-wordwrap(4) striptags urlize pprint filesizeformat xmlattr items|list dictsort attr('upper') random groupby('a') no_such
+wordwrap(4) striptags urlize pprint filesizeformat xmlattr items|list dictsort attr('upper') groupby('a') no_such
 """.split()
 EXPRESSIONS += [f"{value}|{it}" for value in ("s", "u", "lines") for it in FILTERS_OF_TEXT]
 EXPRESSIONS += [f"{value}|{it}" for value in ("l", "names", "mixed", "e", "nil", "missing", "n", "range(4)", "d") for it in """
@@ -598,6 +598,22 @@ none|string
 ['<a>'|e]
 ('<a>'|e) == '&lt;a&gt;'
 ('<a>'|e)|replace('l', '<')
+('<a>'|safe) + '<b>' + ('<c>'|safe)
+'<b>' ~ ('<a>'|safe)|upper
+('<a> '|safe).strip() + '<'
+('<a>'|safe).split('a') + ['<']
+('<a>'|safe)|string + '<'
+('<a>'|safe)|trim|length
+('<a>'|safe)[1:] + '<'
+('<a>'|safe).replace('a', '<')
+('<a>'|safe).startswith('<')
+tools|tojson|safe
+('x'|safe) in 'axb'
+('x'|safe) == 'x' and ('x'|safe) is string
+{'x': 1}['x'|safe]
+0.5|round ~ 1.5|round ~ -0.5|round
+'%.0f %.0f %.0f' % (0.5, 1.5, 2.5)
+[0.1 + 0.2, 1e22, 1e21, 123456789012345680.0, 5e-324, 1.7976931348623157e308]
 'a b/c?d=é&'|urlencode
 {'a b': 'c/d', 'e': 1}|urlencode
 [('a', 1), ('b', 'x y')]|urlencode

@@ -105,6 +105,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 1025 are 1025 CPU devices in this process",
     ),
     (
+        "model_has_no_adapter",
+        "eval clm --model_name_or_path @/adapter --validation_file @/valid.txt",
+        "adapter_config.json is an adapter, and xtrain applies none",
+    ),
+    (
         "only_mnli_has_two_halves",
         "eval cls --model_name_or_path @/model --validation_mismatched_file @/valid.csv --validation_file @/valid.csv",
         "is mnli's, which has two sets",
@@ -167,7 +172,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "fit_looks_for_a_training_batch",
         "fit clm --do_eval",
-        "trains nothing",
+        "nothing is trained",
     ),
     ("predict_needs_a_model", "predict cls", "needs a model"),
     (

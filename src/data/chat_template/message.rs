@@ -117,7 +117,7 @@ impl Variables {
         Ok(found)
     }
 
-    /// The variables by their names. Templates ask by `is not none` for what is not there.
+    /// The variables by their names. One that a row lacks is null, for which templates ask.
     pub(super) fn given(&self) -> Map<String, Value> {
         let mut given = self.more.clone();
         let or_null = |value: &Option<Value>| value.clone().unwrap_or_default();

@@ -171,3 +171,69 @@ fn a_rows_variables_reach_the_template() {
         assert!(refused.contains(named), "{refused}");
     }
 }
+
+/// Those that a class has by itself, too, and the one that was chosen for padding.
+#[test]
+fn special_tokens_are_the_tokenizers() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = |name: &str| dir.path().join(name);
+    let definition = root.join("tests/data/gpt2/tokenizer.json");
+    std::fs::copy(definition, file("tokenizer.json")).unwrap();
+    let config = json!({"tokenizer_class": "GPT2Tokenizer"}).to_string();
+    std::fs::write(file("tokenizer_config.json"), config).unwrap();
+    let template = "{{ bos_token }}{{ eos_token }} {{ pad_token }}";
+    std::fs::write(file(FILE), template).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let text = |tokenizer: &Tokenizer| {
+        let template = ChatTemplate::of(tokenizer).unwrap().unwrap();
+        let hi = [Message::new("user", "hi")];
+        template
+            .render(&hi, false, &Variables::default())
+            .unwrap()
+            .text
+    };
+    assert_eq!(text(&tokenizer), "<|endoftext|><|endoftext|> ");
+    let padded = tokenizer.with_pad_token("<|endoftext|>").unwrap();
+    assert_eq!(text(&padded), "<|endoftext|><|endoftext|> <|endoftext|>");
+}
+
+/// The one named `tool_use` writes conversations with tools.
+#[test]
+fn templates_are_chosen_by_tools() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = |name: &str| dir.path().join(name);
+    let definition = root.join("tests/data/gpt2/tokenizer.json");
+    std::fs::copy(definition, file("tokenizer.json")).unwrap();
+    let of = |name: &str, template: &str| json!({"name": name, "template": template});
+    let save = |templates: Vec<Value>| {
+        let config = json!({"chat_template": templates}).to_string();
+        std::fs::write(file("tokenizer_config.json"), config).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        ChatTemplate::of(&tokenizer).unwrap().unwrap()
+    };
+    let both = save(vec![
+        of("default", "plain"),
+        of("tool_use", "tools"),
+        of("rag", "{{"),
+    ]);
+    let hi = [Message::new("user", "hi")];
+    let none = Variables::default();
+    let empty = Variables {
+        tools: Some(json!([])),
+        ..Variables::default()
+    };
+    assert_eq!(both.render(&hi, false, &none).unwrap().text, "plain");
+    assert_eq!(both.render(&hi, false, &empty).unwrap().text, "tools");
+    let tools_alone = save(vec![of("tool_use", "tools"), of("rag", "x")]);
+    assert_eq!(
+        tools_alone.render(&hi, false, &empty).unwrap().text,
+        "tools"
+    );
+    let refused = tools_alone
+        .render(&hi, false, &none)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("tool_use, rag"), "{refused}");
+}

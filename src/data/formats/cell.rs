@@ -11,6 +11,8 @@ pub enum Cell {
     Text(String),
     /// A number or truth value of a format that tells them from text, as it would be written.
     Number(String),
+    /// A date or a time of a format that tells them from text.
+    Time(String),
     /// The number of a class whose name the file declares.
     Class {
         number: i64,
@@ -25,10 +27,15 @@ pub enum Cell {
 }
 
 impl Cell {
+    /// A number of a format that tells fractions from whole numbers, written so that it stays one.
+    pub fn fraction(value: f64) -> Cell {
+        Cell::Number(format!("{value:?}"))
+    }
+
     /// The value that it was read from; a class is its number, as `datasets` has it.
     pub fn into_json(self) -> Value {
         match self {
-            Cell::Text(text) => text.into(),
+            Cell::Text(text) | Cell::Time(text) => text.into(),
             // What is no number is one that JSON cannot write, such as NaN.
             Cell::Number(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
             Cell::Class { number, .. } => number.into(),
@@ -52,7 +59,7 @@ impl Cell {
                 let cells = fields.iter().map(|(_, cell)| cell.longest_text());
                 cells.max().unwrap_or(0)
             }
-            Cell::Number(_) | Cell::Class { .. } | Cell::Missing => 0,
+            Cell::Number(_) | Cell::Time(_) | Cell::Class { .. } | Cell::Missing => 0,
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Own code rather than the csv crate: that reads any bytes without complaint, while here a quote
 //! that is never closed, text after a closing quote and a field without end must be errors with the
-//! line where they begin. Rows end at `\n`, `\r\n` or `\r` outside quotes; empty lines are passed
-//! over; a byte order mark is too.
+//! line where they begin. Rows end at `\n`, `\r\n` or `\r` outside quotes; lines of nothing, or of
+//! blanks that separate no fields, are passed over as pandas does; a byte order mark is too.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -42,6 +42,8 @@ pub(in crate::data) struct CsvReader {
     input: Input,
     delimiter: u8,
     quoting: Quoting,
+    /// A quote at a field's start could be either, and is an error.
+    refuses_quotes: bool,
     /// Of the byte that comes next, from 1.
     line: u64,
     /// The last byte was a `\r` that ended a line, so a `\n` now belongs to it.
@@ -67,12 +69,14 @@ enum Found {
 }
 
 impl CsvReader {
-    pub fn new(mut input: Input, delimiter: u8, quoting: Quoting) -> Result<CsvReader> {
+    /// Without a `quoting` a field may not begin with a quote.
+    pub fn new(mut input: Input, delimiter: u8, quoting: Option<Quoting>) -> Result<CsvReader> {
         input.skip_byte_order_mark()?;
         Ok(CsvReader {
             input,
             delimiter,
-            quoting,
+            quoting: quoting.unwrap_or(Quoting::None),
+            refuses_quotes: quoting.is_none(),
             line: 1,
             after_return: false,
         })
@@ -80,6 +84,13 @@ impl CsvReader {
 
     pub fn path(&self) -> &std::path::Path {
         self.input.path()
+    }
+
+    /// Another reader of the same file's rows.
+    pub fn again(&self) -> Result<CsvReader> {
+        let input = Input::open(self.input.path(), Arc::default())?;
+        let quoting = (!self.refuses_quotes).then_some(self.quoting);
+        CsvReader::new(input, self.delimiter, quoting)
     }
 
     /// Where the next row begins.
@@ -124,6 +135,8 @@ impl CsvReader {
         // Whether there was any byte besides the line break, and whether the next byte is to be
         // taken as it is.
         let (mut content, mut escaped) = (false, false);
+        // Whether there was any byte that is no blank.
+        let mut is_blank = true;
         let mut field_line = self.line;
         let mut wrong_line = 0;
         let (quoted, backslash) = (
@@ -140,14 +153,14 @@ impl CsvReader {
                     });
                 }
                 row.ends.push((row.bytes.len(), field_line));
-                return match (state, content) {
+                return match (state, content && !is_blank) {
                     (State::Wrong, _) => Err(self.wrong(wrong_line)),
                     (_, true) => Ok(Found::Row),
                     (_, false) => Ok(Found::End),
                 };
             }
             let mut used = 0;
-            let mut ended = false;
+            let (mut ended, mut could_be_either) = (false, false);
             for &byte in buffer {
                 if std::mem::take(&mut self.after_return) && byte == b'\n' {
                     // The second half of a line break, whose line was counted; content only within
@@ -175,6 +188,7 @@ impl CsvReader {
                     break;
                 }
                 content = true;
+                is_blank = is_blank && matches!(byte, b' ' | b'\t') && byte != self.delimiter;
                 match state {
                     State::Wrong => {}
                     _ if backslash && byte == b'\\' && state != State::Closing => {
@@ -188,6 +202,10 @@ impl CsvReader {
                         state = State::Quoted;
                     }
                     State::FieldStart if quoted && byte == b'"' => state = State::Quoted,
+                    State::FieldStart if self.refuses_quotes && byte == b'"' => {
+                        could_be_either = true;
+                        break;
+                    }
                     _ if byte == self.delimiter => {
                         row.ends.push((row.bytes.len(), field_line));
                         field_line = self.line;
@@ -204,6 +222,11 @@ impl CsvReader {
                 }
             }
             self.input.consume(used);
+            if could_be_either {
+                return Err(Error::EitherQuote {
+                    place: self.place(self.line),
+                });
+            }
             if row.bytes.len() > MAX_FIELD {
                 return Err(Error::HugeField {
                     place: self.place(row.line),
@@ -216,7 +239,7 @@ impl CsvReader {
             }
             if ended {
                 row.ends.push((row.bytes.len(), field_line));
-                return match (state, content) {
+                return match (state, content && !is_blank) {
                     (State::Wrong, _) => Err(self.wrong(wrong_line)),
                     (_, true) => Ok(Found::Row),
                     (_, false) => Ok(Found::EmptyLine),
@@ -249,8 +272,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.csv");
         std::fs::write(&path, bytes).unwrap();
-        let mut reader =
-            CsvReader::new(Input::open(&path, Arc::default()).unwrap(), b',', quoting).unwrap();
+        let mut reader = CsvReader::new(
+            Input::open(&path, Arc::default()).unwrap(),
+            b',',
+            Some(quoting),
+        )
+        .unwrap();
         let (mut row, mut rows) = (Fields::default(), Vec::new());
         while reader.read(&mut row).unwrap() {
             let field = |i| String::from_utf8(row.get(i).0.to_vec()).unwrap();
@@ -305,7 +332,7 @@ mod tests {
         let path = dir.path().join("x.csv");
         std::fs::write(&path, ",".repeat(10_000_000)).unwrap();
         let input = Input::open(&path, Arc::default()).unwrap();
-        let mut reader = CsvReader::new(input, b',', Quoting::Standard).unwrap();
+        let mut reader = CsvReader::new(input, b',', Some(Quoting::Standard)).unwrap();
         let mut row = Fields::default();
         let error = reader.read(&mut row).unwrap_err().to_string();
         assert!(error.contains("more than 65536 columns"), "{error}");

@@ -144,6 +144,48 @@ pub(in crate::data) fn content(path: &Path) -> Result<String> {
     }
 }
 
+/// What a file is that is neither text nor gzip, and what to do with it, by its first bytes.
+fn unread(start: &[u8]) -> Option<(&'static str, &'static str)> {
+    const DECOMPRESS: &str = "decompress it, or compress it with gzip";
+    const PARQUET: &str =
+        "write parquet with Python: datasets.Dataset.from_file(FILE).to_parquet(\"train.parquet\")";
+    const KINDS: [(&[u8], &str, &str); 11] = [
+        (b"\xfd7zXZ\0", "compressed with xz", DECOMPRESS),
+        (b"BZh", "compressed with bzip2", DECOMPRESS),
+        (b"\x28\xb5\x2f\xfd", "compressed with zstd", DECOMPRESS),
+        (b"\x04\x22\x4d\x18", "compressed with lz4", DECOMPRESS),
+        (b"PK\x03\x04", "a zip archive", "take the files out of it"),
+        (
+            b"7z\xbc\xaf\x27\x1c",
+            "a 7z archive",
+            "take the files out of it",
+        ),
+        (b"ARROW1", "an Arrow file", PARQUET),
+        (b"\xff\xff\xff\xff", "an Arrow file", PARQUET),
+        (b"PAR1", "a parquet file", "let its name end in .parquet"),
+        (
+            b"\x89HDF\r\n",
+            "an HDF5 file",
+            "write parquet or JSON lines",
+        ),
+        (
+            b"SQLite format 3\0",
+            "an SQLite database",
+            "write parquet or JSON lines",
+        ),
+    ];
+    let found = KINDS.iter().find(|(magic, _, _)| start.starts_with(magic));
+    // A word may begin so; the level follows, and a block's mark.
+    let is_text = |magic: &[u8]| {
+        magic == b"BZh"
+            && !start
+                .get(4..)
+                .is_some_and(|rest| rest.starts_with(b"1AY&SY"))
+    };
+    let (magic, what, advice) = found?;
+    (!is_text(magic)).then_some((*what, *advice))
+}
+
 impl Input {
     /// Opens a file; gzip is recognized by its first two bytes, whatever the name. A file without any
     /// content is an error. Raw bytes read are added to `count`.
@@ -161,6 +203,12 @@ impl Input {
         if start.is_empty() {
             return Err(Error::EmptyFile {
                 path: path.to_path_buf(),
+            });
+        }
+        if let Some((what, advice)) = unread(start) {
+            return Err(Error::BadTable {
+                path: path.to_path_buf(),
+                reason: format!("it is {what}; {advice}"),
             });
         }
         let gzip = start.starts_with(&[0x1f, 0x8b]);

@@ -7,8 +7,11 @@
 pub mod cell;
 pub mod conll;
 mod csv;
+mod feature;
 pub mod input;
 mod json;
+mod json_value;
+mod pandas;
 mod parquet;
 pub mod table;
 pub mod text;

@@ -12,12 +12,12 @@ use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReade
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescriptor, Type};
-use serde_json::Value;
 
-use super::cell::{Cell, IGNORED};
+use super::cell::Cell;
 use super::input::Bookmark;
 use crate::checkpoint::files;
 use crate::data::error::{Error, Place, Result};
+use crate::data::features::{Feature, features_of_file};
 use crate::data::remote::{Remote, RemoteReader, is_url};
 use crate::report::panics;
 
@@ -63,8 +63,8 @@ pub(in crate::data) struct ParquetReader {
     path: PathBuf,
     reader: SerializedFileReader<Source>,
     columns: Vec<String>,
-    /// Names of the classes of the columns that have some.
-    class_names: Vec<Option<Vec<String>>>,
+    /// What the file notes of its columns.
+    features: Vec<Option<Feature>>,
     /// Columns that are read, by their place in the file, in the order asked for.
     chosen: Vec<usize>,
     group: usize,
@@ -96,24 +96,28 @@ impl ParquetReader {
             .iter()
             .map(|field| field.name().to_string())
             .collect();
-        let features = metadata.key_value_metadata().and_then(|pairs| {
-            let value = pairs
-                .iter()
-                .find(|pair| pair.key == "huggingface")?
-                .value
-                .as_deref()?;
-            serde_json::from_str::<Value>(value).ok()
+        let notes = metadata.key_value_metadata().and_then(|pairs| {
+            let pair = pairs.iter().find(|pair| pair.key == "huggingface")?;
+            pair.value.as_deref()
         });
-        let names = |column: &String| -> Option<Vec<String>> {
-            declared_names(&features.as_ref()?["info"]["features"][column.as_str()])
+        let mut noted = notes.map(features_of_file).unwrap_or_default();
+        // Of JSON columns that other writers marked, too.
+        for field in fields.iter().filter(|field| is_json(field)) {
+            if noted.iter().all(|(name, _)| name != field.name()) {
+                noted.push((field.name().to_string(), Feature::Json));
+            }
+        }
+        let feature = |column: &String| {
+            let found = noted.iter().find(|(name, _)| name == column);
+            found.map(|(_, feature)| feature.clone())
         };
-        let class_names = columns.iter().map(names).collect();
+        let features = columns.iter().map(feature).collect();
         let path = path.to_path_buf();
         Ok(ParquetReader {
             path,
             reader,
             columns,
-            class_names,
+            features,
             chosen: Vec::new(),
             group: 0,
             row: 0,
@@ -129,9 +133,9 @@ impl ParquetReader {
         &self.path
     }
 
-    /// The names of a column's classes (`datasets`' ClassLabel), where the file gives them.
-    pub fn class_names(&self, column: usize) -> Option<&[String]> {
-        self.class_names[column].as_deref()
+    /// What the file notes of its columns beside their values.
+    pub fn features(&self) -> &[Option<Feature>] {
+        &self.features
     }
 
     /// Reads these columns from now on.
@@ -265,86 +269,37 @@ impl ParquetReader {
                 .get_column_iter()
                 .find(|(found, _)| *found == name)
                 .map(|(_, field)| field);
-            field.map_or(Cell::Missing, |field| {
-                cell(field, self.class_names(*column))
-            })
+            field.map_or(Cell::Missing, cell)
         };
         self.chosen.iter().map(find).collect()
     }
 }
 
-/// The names of a feature's classes or, of a list, of its elements': an object with `feature`
-/// (`Sequence`, `List`, `LargeList`) or, by earlier versions of `datasets`, a JSON list of one.
-fn declared_names(feature: &Value) -> Option<Vec<String>> {
-    let inside = feature.get("feature").or_else(|| feature.get(0));
-    if let Some(inside) = inside {
-        return declared_names(inside);
-    }
-    let names = feature["names"].as_array();
-    match (names, feature["num_classes"].as_u64()) {
-        (Some(names), _) => names
-            .iter()
-            .map(|name| name.as_str().map(str::to_string))
-            .collect(),
-        // Classes that were only counted are called by their numbers.
-        (None, Some(count)) if feature["_type"] == "ClassLabel" && count < 10_000 => {
-            Some((0..count).map(|class| class.to_string()).collect())
-        }
-        _ => None,
-    }
-}
-
-fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
-    let whole = |number: i64| match class_names {
-        Some(_) if number.to_string() == IGNORED => Cell::Number(number.to_string()),
-        // `datasets` writes -1 where a class is not known.
-        Some(_) if number < 0 => Cell::Missing,
-        Some(names) => match names.get(number as usize) {
-            Some(name) => Cell::Class {
-                number,
-                name: name.clone(),
-            },
-            None => Cell::Number(number.to_string()),
-        },
-        None => Cell::Number(number.to_string()),
-    };
+fn cell(field: &Field) -> Cell {
     match field {
         Field::Null => Cell::Missing,
         Field::Str(text) => Cell::Text(text.clone()),
+        // JSON is no text for the library, which leaves its bytes.
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => Cell::Text(text.to_string()),
+            Err(_) => Cell::Number(field.to_string()),
+        },
         Field::Bool(value) => Cell::Number(value.to_string()),
-        Field::Byte(n) => whole((*n).into()),
-        Field::Short(n) => whole((*n).into()),
-        Field::Int(n) => whole((*n).into()),
-        Field::Long(n) => whole(*n),
-        Field::UByte(n) => whole((*n).into()),
-        Field::UShort(n) => whole((*n).into()),
-        Field::UInt(n) => whole((*n).into()),
-        Field::Float(value) => Cell::Number(value.to_string()),
-        Field::Double(value) => Cell::Number(value.to_string()),
-        Field::ListInternal(list) => Cell::List(
-            list.elements()
-                .iter()
-                .map(|element| cell(element, class_names))
-                .collect(),
-        ),
+        Field::Float16(value) => Cell::fraction(value.to_f64()),
+        Field::Float(value) => Cell::fraction((*value).into()),
+        Field::Double(value) => Cell::fraction(*value),
+        Field::Date(_)
+        | Field::TimeMillis(_)
+        | Field::TimeMicros(_)
+        | Field::TimestampMillis(_)
+        | Field::TimestampMicros(_) => Cell::Time(field.to_string()),
+        Field::ListInternal(list) => Cell::List(list.elements().iter().map(cell).collect()),
         Field::Group(row) => Cell::Fields(
             row.get_column_iter()
-                .map(|(name, field)| (name.clone(), within_structure(field)))
+                .map(|(name, field)| (name.clone(), cell(field)))
                 .collect(),
         ),
         other => Cell::Number(other.to_string()),
-    }
-}
-
-/// A cell of a structure, whose numbers may be shown: a float is not a whole number there.
-fn within_structure(field: &Field) -> Cell {
-    match field {
-        Field::Float(value) => Cell::Number(format!("{:?}", f64::from(*value))),
-        Field::Double(value) => Cell::Number(format!("{value:?}")),
-        Field::ListInternal(list) => {
-            Cell::List(list.elements().iter().map(within_structure).collect())
-        }
-        other => cell(other, None),
     }
 }
 
@@ -356,7 +311,8 @@ fn unreadable(field: &Type, levels: usize) -> Option<&'static str> {
     let info = field.get_basic_info();
     if field.is_primitive() {
         let is_text = info.logical_type_ref() == Some(&LogicalType::String)
-            || info.converted_type() == ConvertedType::UTF8;
+            || info.converted_type() == ConvertedType::UTF8
+            || is_json(field);
         let is_binary = field.get_physical_type() == Physical::BYTE_ARRAY && !is_text;
         return is_binary.then_some("binary data");
     }
@@ -371,6 +327,14 @@ fn unreadable(field: &Type, levels: usize) -> Option<&'static str> {
     }
     let mut fields = field.get_fields().iter();
     fields.find_map(|field| unreadable(field, levels + 1))
+}
+
+/// Whether a column is text that is marked as JSON.
+fn is_json(field: &Type) -> bool {
+    let info = field.get_basic_info();
+    field.is_primitive()
+        && (info.logical_type_ref() == Some(&LogicalType::Json)
+            || info.converted_type() == ConvertedType::JSON)
 }
 
 /// Why the decoder stopped.
@@ -524,27 +488,6 @@ pub(crate) mod tests {
             write(&path, codec, text);
             assert_eq!(read(&path), (2 * ROWS, None), "{codec:?}");
         }
-    }
-
-    #[test]
-    fn class_names_are_found_in_every_form_of_a_feature() {
-        let class = serde_json::json!({"names": ["a", "b"], "_type": "ClassLabel"});
-        let of = |feature: Value| declared_names(&feature);
-        let named = Some(vec!["a".to_string(), "b".to_string()]);
-        for kind in ["Sequence", "List", "LargeList"] {
-            assert_eq!(
-                of(serde_json::json!({"feature": class, "_type": kind})),
-                named
-            );
-        }
-        assert_eq!(of(serde_json::json!([class])), named);
-        assert_eq!(of(class), named);
-        let counted = serde_json::json!({"num_classes": 2, "names": null, "_type": "ClassLabel"});
-        assert_eq!(of(counted), Some(vec!["0".to_string(), "1".to_string()]));
-        assert_eq!(
-            of(serde_json::json!({"dtype": "int64", "_type": "Value"})),
-            None
-        );
     }
 
     /// As `datasets` writes a conversation: a list of structures of text.

@@ -1,18 +1,21 @@
 //! Rows of tables, whatever the format: CSV, TSV, JSON lines or a JSON array, parquet. Only the
 //! columns asked for are kept.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use serde_json::Value;
-
 use super::cell::Cell;
 use super::csv::{CsvReader, Fields};
+use super::feature;
 use super::input::{Bookmark, Input};
 use super::json::JsonReader;
+use super::json_value::is_time;
+use super::pandas::{self, Blocks, Kind};
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, MissingColumn, Place, Result};
+use crate::data::features::Feature;
 use crate::data::remote::is_url;
 use crate::data::settings::{MAX_FIELD, OnBadRow, Quoting, TableSettings};
 
@@ -53,8 +56,18 @@ pub struct Row {
 }
 
 enum Reader {
-    Csv { reader: CsvReader, fields: Fields },
-    Json(JsonReader),
+    Csv {
+        reader: CsvReader,
+        fields: Fields,
+        /// Of the chosen columns.
+        kinds: Vec<Kind>,
+        /// Of those of text, unless reading was resumed within the file.
+        blocks: Vec<Option<Blocks>>,
+    },
+    Json {
+        reader: JsonReader,
+        facts: JsonFacts,
+    },
     Parquet(ParquetReader),
 }
 
@@ -62,6 +75,8 @@ enum Reader {
 pub struct Table {
     reader: Reader,
     columns: Vec<String>,
+    /// What is noted of the columns beside their values.
+    features: Vec<Option<Feature>>,
     chosen: Vec<usize>,
     done: bool,
 }
@@ -70,75 +85,42 @@ impl Table {
     /// Opens a table and reads its header (of JSON, the keys of the rows of a first block). Raw bytes
     /// read are added to `count`.
     pub fn open(path: &Path, settings: &TableSettings, count: Arc<AtomicU64>) -> Result<Table> {
-        let (delimiter, usual) = match Format::of(path) {
+        let (reader, columns) = match Format::of(path) {
             Format::Text => {
                 return Err(Error::NotATable {
                     path: path.to_path_buf(),
                 });
             }
-            Format::Json => return Table::open_json(path, settings.on_bad_row, count),
+            Format::Json => open_json(path, settings.on_bad_row, count)?,
             Format::Parquet => {
                 let reader = ParquetReader::open(path)?;
                 let columns = reader.columns().to_vec();
-                return Ok(Table {
-                    reader: Reader::Parquet(reader),
-                    columns,
-                    chosen: Vec::new(),
-                    done: false,
-                });
+                (Reader::Parquet(reader), columns)
             }
-            Format::Csv => (b',', Quoting::Standard),
-            Format::Tsv => (b'\t', Quoting::None),
+            Format::Csv => {
+                let quoting = settings.quoting.unwrap_or(Quoting::Standard);
+                open_csv(path, b',', Some(quoting), count)?
+            }
+            Format::Tsv => open_csv(path, b'\t', settings.quoting, count)?,
         };
-        let mut reader = CsvReader::new(
-            Input::open(path, count)?,
-            delimiter,
-            settings.quoting.unwrap_or(usual),
-        )?;
-        let mut fields = Fields::default();
-        // Without its header no row can be used, so that none is to be left out for it.
-        let header = |error: Error| match error {
-            Error::BadRow { place, reason } => Error::BadTable {
-                path: path.to_path_buf(),
-                reason: format!("its header is damaged: {}: {reason}", place.within_file()),
-            },
-            other => other,
+        let own = match &reader {
+            Reader::Parquet(reader) => reader.features().to_vec(),
+            _ => vec![None; columns.len()],
         };
-        if !reader.read(&mut fields).map_err(header)? {
-            return Err(Error::EmptyFile {
-                path: path.to_path_buf(),
-            });
-        }
-        let columns = (0..fields.len())
-            .map(|i| utf8(path, &fields, i).map(str::to_string))
-            .collect::<Result<Vec<_>>>()
-            .map_err(header)?;
-        if let Some(twice) = columns
-            .iter()
-            .enumerate()
-            .find_map(|(i, name)| columns[..i].contains(name).then_some(name))
-        {
-            let reason = format!("its header has the column {twice:?} twice");
-            return Err(Error::BadTable {
-                path: path.to_path_buf(),
-                reason,
-            });
-        }
+        let noted = |column: &String| {
+            let mut features = settings.features.iter();
+            let found = features.find(|(name, _)| name == column);
+            found.map(|(_, feature)| feature.clone())
+        };
+        // A card stands above what the file has.
+        let features = columns.iter().zip(own);
+        let features = features
+            .map(|(column, own)| noted(column).or(own))
+            .collect();
         Ok(Table {
-            reader: Reader::Csv { reader, fields },
+            reader,
             columns,
-            chosen: Vec::new(),
-            done: false,
-        })
-    }
-
-    fn open_json(path: &Path, on_bad_row: OnBadRow, count: Arc<AtomicU64>) -> Result<Table> {
-        let reader = JsonReader::new(Input::open(path, Arc::default())?)?;
-        let columns = json_columns(reader, on_bad_row)?;
-        let reader = JsonReader::new(Input::open(path, count)?)?;
-        Ok(Table {
-            reader: Reader::Json(reader),
-            columns,
+            features,
             chosen: Vec::new(),
             done: false,
         })
@@ -147,7 +129,7 @@ impl Table {
     pub fn path(&self) -> &Path {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.path(),
-            Reader::Json(reader) => reader.path(),
+            Reader::Json { reader, .. } => reader.path(),
             Reader::Parquet(reader) => reader.path(),
         }
     }
@@ -156,17 +138,9 @@ impl Table {
         &self.columns
     }
 
-    /// Whether nothing between two separators stands for no value, as pandas reads it.
-    pub fn takes_empty_for_missing(&self) -> bool {
-        matches!(self.reader, Reader::Csv { .. })
-    }
-
-    /// The names of a column's classes in their order, where the file gives them.
+    /// The names of a column's classes in their order, where the file or its card gives them.
     pub fn class_names(&self, column: usize) -> Option<&[String]> {
-        match &self.reader {
-            Reader::Parquet(reader) => reader.class_names(column),
-            _ => None,
-        }
+        self.features[column].as_ref()?.class_names()
     }
 
     /// The place of a column that was named (with the flag `flag`) or, if none was, of the first of
@@ -194,6 +168,16 @@ impl Table {
 
     /// The error for columns that are missing.
     pub fn no_column(&self, missing: impl IntoIterator<Item = MissingColumn>) -> Error {
+        if let Reader::Json { facts, .. } = &self.reader
+            && let Some(field) = &facts.rows_within
+        {
+            let path = self.path().to_path_buf();
+            let reason = format!(
+                "its rows are the list in field {field:?} of one object, which datasets reads with field={field:?} alone; \
+                 write the list as a file of its own"
+            );
+            return Error::BadTable { path, reason };
+        }
         Error::NoColumn {
             path: self.path().to_path_buf(),
             missing: missing.into_iter().collect(),
@@ -201,10 +185,21 @@ impl Table {
         }
     }
 
-    /// The cells that rows have from now on.
+    /// The cells that rows have from now on. Of CSV, their kinds are found in its first rows.
     pub fn choose(&mut self, columns: Vec<usize>) -> Result<()> {
-        if let Reader::Parquet(reader) = &mut self.reader {
-            reader.choose(&columns)?;
+        match &mut self.reader {
+            Reader::Parquet(reader) => reader.choose(&columns)?,
+            Reader::Csv {
+                reader,
+                kinds,
+                blocks,
+                ..
+            } => {
+                *kinds = csv_kinds(reader, &columns)?;
+                let of_text = |kind: &Kind| (*kind == Kind::Text).then(Blocks::default);
+                *blocks = kinds.iter().map(of_text).collect();
+            }
+            Reader::Json { .. } => {}
         }
         self.chosen = columns;
         Ok(())
@@ -214,7 +209,7 @@ impl Table {
     pub fn bookmark(&self) -> Bookmark {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.bookmark(),
-            Reader::Json(reader) => reader.bookmark(),
+            Reader::Json { reader, .. } => reader.bookmark(),
             Reader::Parquet(reader) => reader.bookmark(),
         }
     }
@@ -225,29 +220,60 @@ impl Table {
             return Ok(());
         }
         match &mut self.reader {
-            Reader::Csv { reader, .. } => reader.resume(bookmark, count),
-            Reader::Json(reader) => reader.resume(bookmark, count),
+            Reader::Csv { reader, blocks, .. } => {
+                blocks.fill(None);
+                reader.resume(bookmark, count)
+            }
+            Reader::Json { reader, .. } => reader.resume(bookmark, count),
             Reader::Parquet(reader) => reader.resume(bookmark),
         }
     }
 
     fn read(&mut self) -> Result<Option<Row>> {
+        let Some((place, mut cells)) = self.cells()? else {
+            return Ok(None);
+        };
+        if cells.iter().any(|cell| cell.longest_text() > MAX_FIELD) {
+            return Err(Error::HugeField { place });
+        }
+        for (cell, column) in cells.iter_mut().zip(&self.chosen) {
+            let Some(noted) = &self.features[*column] else {
+                continue;
+            };
+            let read = feature::apply(noted, std::mem::replace(cell, Cell::Missing));
+            *cell = read.map_err(|reason| bad_cell(&place, &self.columns[*column], &reason))?;
+        }
+        Ok(Some(Row { place, cells }))
+    }
+
+    /// The next row's cells as the file has them.
+    fn cells(&mut self) -> Result<Option<(Place, Vec<Cell>)>> {
         match &mut self.reader {
-            Reader::Parquet(reader) => {
-                let Some((place, cells)) = reader.read()? else {
-                    return Ok(None);
-                };
-                if cells.iter().any(|cell| cell.longest_text() > MAX_FIELD) {
-                    return Err(Error::HugeField { place });
+            Reader::Parquet(reader) => reader.read(),
+            Reader::Csv {
+                reader,
+                fields,
+                kinds,
+                blocks,
+            } => {
+                let is_row = reader.read(fields)?;
+                let watched = self.chosen.iter().zip(blocks.iter_mut());
+                for (column, blocks) in watched {
+                    let Some(blocks) = blocks else { continue };
+                    let is_same = match (is_row, *column < fields.len()) {
+                        (false, _) => blocks.end(),
+                        (true, false) => blocks.add(""),
+                        (true, true) => blocks.add(&String::from_utf8_lossy(fields.get(*column).0)),
+                    };
+                    if !is_same {
+                        return Err(numbers_alone(reader.path(), &self.columns[*column]));
+                    }
                 }
-                Ok(Some(Row { place, cells }))
-            }
-            Reader::Csv { reader, fields } => {
-                if !reader.read(fields)? {
+                if !is_row {
                     return Ok(None);
                 }
                 let place = Place::line(reader.path(), fields.line);
-                if fields.len() != self.columns.len() {
+                if fields.len() > self.columns.len() {
                     let reason = format!(
                         "{} fields where the header has {}",
                         fields.len(),
@@ -255,30 +281,129 @@ impl Table {
                     );
                     return Err(Error::BadRow { place, reason });
                 }
-                let cell = |column: &usize| {
-                    utf8(reader.path(), fields, *column).map(|text| Cell::Text(text.to_string()))
+                let cell = |(column, kind): (&usize, &Kind)| {
+                    // A short row lacks its last fields.
+                    if *column >= fields.len() {
+                        return Ok(Cell::Missing);
+                    }
+                    let text = utf8(reader.path(), fields, *column)?;
+                    let name = &self.columns[*column];
+                    let cell = kind.cell(text);
+                    cell.map_err(|reason| bad_cell(&place, name, &reason))
                 };
-                let cells = self.chosen.iter().map(cell).collect::<Result<Vec<_>>>()?;
-                Ok(Some(Row { place, cells }))
+                let cells = self.chosen.iter().zip(&*kinds).map(cell);
+                let cells = cells.collect::<Result<Vec<_>>>()?;
+                Ok(Some((place, cells)))
             }
-            Reader::Json(reader) => {
-                let Some((line, object)) = reader.read()? else {
+            Reader::Json { reader, facts } => {
+                let Some((line, mut fields)) = reader.read()? else {
                     return Ok(None);
                 };
-                let columns = self
-                    .chosen
-                    .iter()
-                    .map(|column| self.columns[*column].as_str());
-                let cells = columns
-                    .map(|name| object.get(name).map_or(Cell::Missing, cell))
-                    .collect();
-                Ok(Some(Row {
-                    place: Place::line(reader.path(), line),
-                    cells,
-                }))
+                let place = Place::line(reader.path(), line);
+                let cells = self.chosen.iter().map(|column| {
+                    let name = &self.columns[*column];
+                    let found = fields.iter_mut().find(|(field, _)| field == name);
+                    // A column may be asked for twice.
+                    let cell = found.map_or(Cell::Missing, |(_, cell)| cell.clone());
+                    match cell {
+                        Cell::Text(text) if facts.are_times[*column] => Cell::Time(text),
+                        cell => cell,
+                    }
+                });
+                let cells = cells.collect();
+                Ok(Some((place, cells)))
             }
         }
     }
+}
+
+/// The error for a column of text of which later rows are numbers alone.
+fn numbers_alone(path: &Path, column: &str) -> Error {
+    let rows = pandas::FIRST;
+    Error::BadTable {
+        path: path.to_path_buf(),
+        reason: format!(
+            "column {column:?} is text, but of one of its blocks of {rows} rows all values are numbers or truth values, which pandas reads \
+             as such and datasets writes anew, 007 as 7; mix the rows, or write JSON lines"
+        ),
+    }
+}
+
+fn bad_cell(place: &Place, column: &str, reason: &str) -> Error {
+    Error::BadRow {
+        place: place.clone(),
+        reason: format!("column {column:?}: {reason}"),
+    }
+}
+
+/// Opens CSV and reads its header. Without a `quoting` quotes that could be either are an error.
+fn open_csv(
+    path: &Path,
+    delimiter: u8,
+    quoting: Option<Quoting>,
+    count: Arc<AtomicU64>,
+) -> Result<(Reader, Vec<String>)> {
+    let mut reader = CsvReader::new(Input::open(path, count)?, delimiter, quoting)?;
+    let mut fields = Fields::default();
+    // Without its header no row can be used, so that none is to be left out for it.
+    let header = |error: Error| match error {
+        Error::BadRow { place, reason } => Error::BadTable {
+            path: path.to_path_buf(),
+            reason: format!("its header is damaged: {}: {reason}", place.within_file()),
+        },
+        other => other,
+    };
+    if !reader.read(&mut fields).map_err(header)? {
+        return Err(Error::EmptyFile {
+            path: path.to_path_buf(),
+        });
+    }
+    let names = (0..fields.len()).map(|i| utf8(path, &fields, i).map(str::to_string));
+    let names = names.collect::<Result<Vec<_>>>().map_err(header)?;
+    let reader = Reader::Csv {
+        reader,
+        fields,
+        kinds: Vec::new(),
+        blocks: Vec::new(),
+    };
+    Ok((reader, pandas::column_names(names)))
+}
+
+/// The kinds of columns, by the rows that `datasets` reads first.
+fn csv_kinds(reader: &CsvReader, columns: &[usize]) -> Result<Vec<Kind>> {
+    let mut values = vec![pandas::Values::default(); columns.len()];
+    let mut reader = reader.again()?;
+    let mut fields = Fields::default();
+    let (mut header, mut rows) = (true, 0);
+    while rows < pandas::FIRST {
+        match reader.read(&mut fields) {
+            Ok(true) if std::mem::take(&mut header) => {}
+            Ok(true) => {
+                rows += 1;
+                for (values, column) in values.iter_mut().zip(columns) {
+                    if *column < fields.len() {
+                        values.add(&String::from_utf8_lossy(fields.get(*column).0));
+                    }
+                }
+            }
+            Ok(false) => break,
+            // What is wrong is met again where rows are read.
+            Err(error) if error.is_bad_row() => rows += 1,
+            Err(_) => break,
+        }
+    }
+    Ok(values.iter().map(pandas::Values::kind).collect())
+}
+
+fn open_json(
+    path: &Path,
+    on_bad_row: OnBadRow,
+    count: Arc<AtomicU64>,
+) -> Result<(Reader, Vec<String>)> {
+    let reader = JsonReader::new(Input::open(path, Arc::default())?)?;
+    let (columns, facts) = json_columns(reader, on_bad_row)?;
+    let reader = JsonReader::new(Input::open(path, count)?)?;
+    Ok((Reader::Json { reader, facts }, columns))
 }
 
 impl Iterator for Table {
@@ -303,22 +428,47 @@ const BLOCK: u64 = 10 << 20;
 /// Of a file on another machine, which is read from its beginning again.
 const REMOTE_BLOCK: u64 = 1 << 20;
 
+/// What a first block of JSON rows tells besides its columns.
+struct JsonFacts {
+    /// Of each column: all its texts are times, and so is the column.
+    are_times: Vec<bool>,
+    /// The field whose list has the rows, where the file is one object.
+    rows_within: Option<String>,
+}
+
 /// All keys of a first block's rows, in the order in which they occur. Bad rows that are to be left
 /// out are read again, and counted, where rows are.
-fn json_columns(mut reader: JsonReader, on_bad_row: OnBadRow) -> Result<Vec<String>> {
+fn json_columns(mut reader: JsonReader, on_bad_row: OnBadRow) -> Result<(Vec<String>, JsonFacts)> {
     let block = if is_url(reader.path()) {
         REMOTE_BLOCK
     } else {
         BLOCK
     };
-    let mut columns = serde_json::Map::new();
+    let (mut columns, mut places) = (Vec::new(), HashMap::new());
+    // Whether a column has texts, and whether all are times.
+    let mut texts: Vec<(bool, bool)> = Vec::new();
+    let mut rows_within = None;
     let (mut rows, mut bad) = (0_u64, 0_u64);
     while reader.bookmark().offset < block || rows == 0 {
         match reader.read() {
             Ok(Some((_, row))) => {
                 rows += 1;
-                for key in row.into_iter().map(|(key, _)| key) {
-                    columns.entry(key).or_insert(Value::Null);
+                rows_within = if rows == 1 { list_of_rows(&row) } else { None };
+                for (key, cell) in row {
+                    let place = *places.entry(key).or_insert_with_key(|key| {
+                        columns.push(key.clone());
+                        texts.push((false, true));
+                        columns.len() - 1
+                    });
+                    let (has_texts, are_times) = &mut texts[place];
+                    match cell {
+                        Cell::Missing => {}
+                        Cell::Text(text) => {
+                            *has_texts = true;
+                            *are_times = *are_times && is_time(&text);
+                        }
+                        _ => *are_times = false,
+                    }
                 }
             }
             Ok(None) => break,
@@ -331,7 +481,12 @@ fn json_columns(mut reader: JsonReader, on_bad_row: OnBadRow) -> Result<Vec<Stri
         }
     }
     if rows > 0 {
-        return Ok(columns.into_iter().map(|(key, _)| key).collect());
+        let are_times = texts.iter().map(|(has, are)| *has && *are).collect();
+        let facts = JsonFacts {
+            are_times,
+            rows_within,
+        };
+        return Ok((columns, facts));
     }
     let reason = match bad {
         0 => "it has no rows".to_string(),
@@ -343,20 +498,14 @@ fn json_columns(mut reader: JsonReader, on_bad_row: OnBadRow) -> Result<Vec<Stri
     })
 }
 
-fn cell(value: &Value) -> Cell {
-    match value {
-        Value::String(text) => Cell::Text(text.clone()),
-        Value::Null => Cell::Missing,
-        Value::Number(number) => Cell::Number(number.to_string()),
-        Value::Bool(value) => Cell::Number(value.to_string()),
-        Value::Array(values) => Cell::List(values.iter().map(cell).collect()),
-        Value::Object(fields) => Cell::Fields(
-            fields
-                .iter()
-                .map(|(name, value)| (name.clone(), cell(value)))
-                .collect(),
-        ),
-    }
+/// The field of a row that is a list of structures.
+fn list_of_rows(row: &[(String, Cell)]) -> Option<String> {
+    let is_list = |cell: &Cell| match cell {
+        Cell::List(cells) => matches!(cells.first(), Some(Cell::Fields(_))),
+        _ => false,
+    };
+    let found = row.iter().find(|(_, cell)| is_list(cell));
+    found.map(|(name, _)| name.clone())
 }
 
 /// A field as text, or where its bytes stop being UTF-8.

@@ -217,7 +217,7 @@ impl Tokenizer {
                 .contains(&name.as_str())
                 .then(|| (name.clone(), token))
         });
-        let special: Vec<(String, String)> = special.collect();
+        let mut special: Vec<(String, String)> = special.collect();
         let named = [
             ("bos_token", bos),
             ("eos_token", eos),
@@ -225,6 +225,17 @@ impl Tokenizer {
             ("mask_token", mask),
         ];
         let named = named.map(|(key, id)| (key, id.and_then(|id| inner.id_to_token(id))));
+        // The saved configuration will name them where there is none.
+        let is_unnamed = !files.iter().any(|(name, _)| name == CONFIG);
+        if is_unnamed && class == Class::Plain {
+            for (key, token) in &named {
+                if let Some(token) = token
+                    && special.iter().all(|(name, _)| name != key)
+                {
+                    special.push((key.to_string(), token.clone()));
+                }
+            }
+        }
         name_class(&mut files, class, named, segments);
         files.extend(made.map(|definition| (DEFINITION.to_string(), definition)));
         files.sort();

@@ -62,6 +62,22 @@ const STR: [&str; 44] = [
     "zfill",
 ];
 
+/// Attributes that every object of Python's has, which the sandbox keeps from templates.
+const OF_ALL: [&str; 12] = [
+    "__class__",
+    "__dir__",
+    "__doc__",
+    "__eq__",
+    "__format__",
+    "__hash__",
+    "__init__",
+    "__len__",
+    "__ne__",
+    "__new__",
+    "__repr__",
+    "__str__",
+];
+
 /// Names of a type's methods, of those that would change it, and of those that are not built.
 type Names = (
     &'static [&'static str],
@@ -73,7 +89,7 @@ fn names(value: &Value) -> Names {
     match value {
         Value::Str(_) => (&STR, &[], &["encode", "maketrans", "translate"]),
         Value::Markup(_) => (
-            &[],
+            &STR,
             &[],
             &[
                 "striptags",
@@ -142,12 +158,12 @@ fn member(value: &Value, name: &str) -> Result<Option<Member>> {
         return Ok(Some(Member::Value(found)));
     }
     let (methods, unsafe_ones, not_built) = names(value);
-    let is_markup = matches!(value, Value::Markup(_)) && STR.contains(&name);
     Ok(match methods.iter().find(|it| **it == name) {
         Some(method) => Some(Member::Method(method)),
         None if unsafe_ones.contains(&name) => Some(Member::Unsafe),
-        None if name.starts_with("__") && name.ends_with("__") => Some(Member::Unsafe),
-        None if not_built.contains(&name) || is_markup => Some(Member::NotBuilt),
+        None if OF_ALL.contains(&name) => Some(Member::Unsafe),
+        None if name.starts_with("__") && name.ends_with("__") => Some(Member::NotBuilt),
+        None if not_built.contains(&name) => Some(Member::NotBuilt),
         None => None,
     })
 }
@@ -187,7 +203,7 @@ fn property(value: &Value, name: &str) -> Result<Option<Value>> {
                 "name" => Some(it.def.name.clone().map_or(Value::None, Value::Str)),
                 "arguments" => {
                     let names = it.def.parameters.iter().cloned().map(Value::Str);
-                    Some(Value::list(names.collect())?)
+                    Some(Value::tuple(names.collect())?)
                 }
                 "caller" => Some(Value::Bool(it.def.uses_caller)),
                 _ => None,
@@ -227,7 +243,9 @@ fn given(value: &Value, name: &str, member: Member) -> Result<Value> {
 
 /// `value.name`: an attribute, or else an item.
 pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value> {
-    value.defined()?;
+    if !OF_ALL.contains(&name) {
+        value.defined()?;
+    }
     if let Some(member) = member(value, name)? {
         return given(value, name, member);
     }

@@ -8,76 +8,13 @@ use crate::json::Layout;
 use crate::meter;
 use crate::numbers;
 use crate::printf;
+use crate::sort;
 use crate::strings;
-use crate::tests;
 use crate::text;
 use crate::value::{Dict, Value, ViewKind};
 use std::sync::Arc;
 
-#[path = "filters/items.rs"]
 mod items;
-
-const FILTERS: [&str; 54] = [
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "center",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "filesizeformat",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "pprint",
-    "random",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "striptags",
-    "sum",
-    "title",
-    "tojson",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "urlize",
-    "wordcount",
-    "wordwrap",
-    "xmlattr",
-];
-
-/// Whether there is such a filter.
-pub(crate) fn exists(name: &str) -> bool {
-    FILTERS.contains(&name)
-}
 
 /// `value | name(args)`.
 pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -120,12 +57,12 @@ pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
             args.none(name)?;
             let text = sorted(value)?.repr()?;
             // Longer ones are laid out over lines.
-            if text.chars().count() > 78 || text.contains("\\n") {
+            if text.chars().count() > 80 {
                 return not_built("pprint of what does not fit a line");
             }
             Value::text(text)
         }
-        _ => items::apply(name, value, args),
+        _ => items::apply(name, value, args, apply),
     }
 }
 
@@ -138,7 +75,7 @@ fn sorted(value: &Value) -> Result<Value> {
         Value::Dict(dict) => {
             let keyed = dict.keys().map(|key| (key.clone(), key.clone())).collect();
             let mut copy = Dict::default();
-            for key in Value::sort(keyed, false)? {
+            for key in sort::sorted(keyed, false)? {
                 if let Some(value) = dict.get(&key)? {
                     copy.insert(key, sorted(value)?)?;
                 }
@@ -160,7 +97,7 @@ fn like(value: &Value, text: String) -> Result<Value> {
 
 fn of_text(name: &str, value: &Value, args: &Args) -> Result<Value> {
     let is_markup = matches!(value, Value::Markup(_));
-    if is_markup && matches!(name, "indent" | "replace" | "format" | "truncate") {
+    if is_markup && matches!(name, "indent" | "format" | "truncate") {
         return not_built(format!("{name} of escaped text"));
     }
     match name {
@@ -336,9 +273,12 @@ fn escapes(name: &str, value: &Value, args: &Args) -> Result<Value> {
             args.none(name)?;
             let pairs = match value {
                 Value::Dict(dict) => Value::View(ViewKind::Items, dict.clone()).items()?,
-                Value::List(_) | Value::Tuple(_) | Value::Iter(_) | Value::View(..) => {
-                    value.items()?
-                }
+                Value::List(_)
+                | Value::Tuple(_)
+                | Value::Iter(_)
+                | Value::View(..)
+                | Value::Range(_)
+                | Value::Undefined(_) => value.items()?,
                 other => return Value::text(url_quoted(&other.to_text()?, false)),
             };
             let mut parts = Vec::new();
@@ -422,13 +362,4 @@ fn to_json(value: &Value, args: &Args) -> Result<Value> {
         is_ascii: is_set(is_ascii),
     };
     Value::text(layout.dumps(value)?)
-}
-
-/// A test by its name, for filters that select.
-fn passes(name: &Value, value: &Value, args: &Args) -> Result<bool> {
-    let name = text_of(name, "test name")?;
-    if !tests::exists(&name) {
-        return refuse(format!("No test named '{name}'."));
-    }
-    tests::apply(&name, value, args)
 }

@@ -377,9 +377,10 @@ fn float(number: f64, mut spec: Spec) -> Result<String> {
     let whole = text.bytes().take_while(u8::is_ascii_digit).count();
     let (digits, rest) = text.split_at(whole);
     let width = spec.zero_width(&sign).saturating_sub(rest.len());
-    let body = match digits.is_empty() {
-        true => text.clone(),
-        false => grouped(digits, 3, spec.group, width) + rest,
+    let body = if digits.is_empty() {
+        text.clone()
+    } else {
+        grouped(digits, 3, spec.group, width) + rest
     };
     Ok(spec.padded(&sign, &body, '>'))
 }

@@ -2,96 +2,21 @@
 
 use crate::access;
 use crate::arguments::Args;
-use crate::ast::{
-    Arguments, CompareOp, Expr, For, Literal, MacroDef, Name, Stmt, StmtKind, Target,
-};
+use crate::ast::{Arguments, CompareOp, Expr, For, Literal, MacroDef, Stmt, StmtKind, Target};
 use crate::error::{Result, refuse};
 use crate::filters;
 use crate::meter;
 use crate::methods;
+use crate::names;
 use crate::ops;
 use crate::tests;
-use crate::value::{Dict, Object, Value};
+use crate::value::{Dict, LoopState, MacroValue, Object, Scope, Value};
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Macros and loops that call themselves. Python's own limit comes at about as many.
 const DEEPEST_CALL: usize = 190;
-
-/// Names and their values, and the scope around them.
-pub(crate) struct Scope {
-    names: RefCell<HashMap<Name, Value>>,
-    outer: Option<Rc<Scope>>,
-}
-
-impl Scope {
-    pub fn new(outer: Option<&Rc<Scope>>) -> Rc<Scope> {
-        Rc::new(Scope {
-            names: RefCell::default(),
-            outer: outer.cloned(),
-        })
-    }
-
-    pub fn set(&self, name: Name, value: Value) {
-        self.names.borrow_mut().insert(name, value);
-    }
-
-    fn get(&self, name: &str) -> Option<Value> {
-        let mut scope = Some(self);
-        while let Some(found) = scope {
-            if let Some(value) = found.names.borrow().get(name) {
-                return Some(value.clone());
-            }
-            scope = found.outer.as_deref();
-        }
-        None
-    }
-}
-
-/// A macro and the scope that it was made in.
-pub(crate) struct MacroValue {
-    pub def: Arc<MacroDef>,
-    scope: Rc<Scope>,
-}
-
-/// What `loop` is.
-pub(crate) struct LoopState {
-    pub items: Vec<Value>,
-    pub index: usize,
-    depth: usize,
-    pub last_changed: Option<Value>,
-    /// Of a loop that calls itself.
-    recursion: Option<(Arc<For>, Rc<Scope>)>,
-}
-
-impl LoopState {
-    pub fn attribute(&self, name: &str) -> Result<Option<Value>> {
-        let (index, length) = (self.index, self.items.len());
-        let int = |value: usize| Value::Int(value as i128);
-        Ok(Some(match name {
-            "index" => int(index + 1),
-            "index0" => int(index),
-            "revindex" => int(length - index),
-            "revindex0" => int(length - index - 1),
-            "first" => Value::Bool(index == 0),
-            "last" => Value::Bool(index + 1 == length),
-            "length" => int(length),
-            "depth" => int(self.depth + 1),
-            "depth0" => int(self.depth),
-            "previtem" => match index.checked_sub(1) {
-                Some(previous) => self.items[previous].clone(),
-                None => Value::undefined("there is no previous item"),
-            },
-            "nextitem" => match self.items.get(index + 1) {
-                Some(next) => next.clone(),
-                None => Value::undefined("there is no next item"),
-            },
-            _ => return Ok(None),
-        }))
-    }
-}
 
 /// How a body ended.
 #[derive(PartialEq)]
@@ -220,21 +145,23 @@ impl Interpreter {
                 let inner = Scope::new(Some(&outer));
                 self.body(body, &inner)?;
             }
-            StmtKind::Generation(def) => {
-                let scope = scope.clone();
-                let body = MacroValue {
-                    def: def.clone(),
-                    scope,
-                };
-                let text = self.call_macro(&body, Args::default())?;
-                let start = self.written;
-                self.generations.push((start, start + text.chars().count()));
-                self.emit(&text)?;
-            }
+            StmtKind::Generation(def) => self.generation(def, scope)?,
             StmtKind::Break => return Ok(Flow::Break),
             StmtKind::Continue => return Ok(Flow::Continue),
         }
         Ok(Flow::Next)
+    }
+
+    /// What stands between generation tags, which is a macro without a name to Jinja.
+    fn generation(&mut self, def: &Arc<MacroDef>, scope: &Rc<Scope>) -> Result<()> {
+        let body = MacroValue {
+            def: def.clone(),
+            scope: scope.clone(),
+        };
+        let text = self.call_macro(&body, Args::default())?;
+        let start = self.written;
+        self.generations.push((start, start + text.chars().count()));
+        self.emit(&text)
     }
 
     fn macro_value(&self, def: &Arc<MacroDef>, scope: &Rc<Scope>) -> Value {
@@ -302,7 +229,7 @@ impl Interpreter {
             last_changed: None,
             recursion: def.is_recursive.then(|| (def.clone(), scope.clone())),
         })));
-        let mut asked = 0;
+        let (mut asked, mut has_completed) = (0, false);
         for (index, place) in taken.iter().enumerate() {
             if def.test.is_some() && assignments != self.assignments {
                 self.check_takes(def, &all[asked..=*place], scope)?;
@@ -315,8 +242,13 @@ impl Interpreter {
             let inner = Scope::new(Some(scope));
             inner.set("loop".into(), Value::Object(state.clone()));
             self.assign(&def.target, all[*place].clone(), &inner)?;
-            if self.body(&def.body, &inner)? == Flow::Break {
-                return Ok(Flow::Next);
+            match self.body(&def.body, &inner)? {
+                Flow::Next => has_completed = true,
+                Flow::Continue => {}
+                Flow::Break => {
+                    asked = all.len();
+                    break;
+                }
             }
         }
         if def.test.is_some() && assignments != self.assignments && asked < all.len() {
@@ -327,7 +259,8 @@ impl Interpreter {
                 }
             }
         }
-        if taken.is_empty() {
+        // Jinja's own rule: a turn that breaks off does not count.
+        if !has_completed {
             return self.body(&def.otherwise, &Scope::new(Some(scope)));
         }
         Ok(Flow::Next)
@@ -411,7 +344,7 @@ impl Interpreter {
             Expr::Test(value, name, arguments) => {
                 let value = self.eval(value, scope)?;
                 let args = self.arguments(arguments, scope)?;
-                if !tests::exists(name) {
+                if !names::is_test(name) {
                     return refuse(format!("No test named '{name}' found."));
                 }
                 Value::Bool(tests::apply(name, &value, &args)?)
@@ -462,14 +395,8 @@ impl Interpreter {
                 None => Value::None,
             });
         }
-        value.defined()?;
-        match ops::slice(&value, [&bounds[0], &bounds[1], &bounds[2]])? {
-            Some(slice) => Ok(slice),
-            None => Ok(Value::undefined(format!(
-                "{} object has no slices",
-                value.type_name()
-            ))),
-        }
+        // A slice is Python's own, without Jinja's way to attributes.
+        ops::slice(&value, [&bounds[0], &bounds[1], &bounds[2]])
     }
 
     fn arguments(&mut self, arguments: &Arguments, scope: &Rc<Scope>) -> Result<Args> {
@@ -512,7 +439,7 @@ impl Interpreter {
         };
         meter::spend(1)?;
         let args = self.arguments(arguments, scope)?;
-        if !filters::exists(name) {
+        if !names::is_filter(name) {
             return refuse(format!("No filter named '{name}' found."));
         }
         filters::apply(name, &value, &args)

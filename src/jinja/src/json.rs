@@ -3,6 +3,7 @@
 use crate::error::{Result, refuse};
 use crate::meter;
 use crate::print;
+use crate::sort::sorted;
 use crate::value::Value;
 use std::fmt::Write;
 
@@ -49,8 +50,8 @@ impl Layout {
                     let keyed = entries
                         .into_iter()
                         .map(|(key, value)| Ok((key.clone(), Value::tuple(vec![key, value])?)));
-                    let sorted = Value::sort(keyed.collect::<Result<_>>()?, false)?;
-                    let pairs = sorted.iter().filter_map(|pair| match pair {
+                    let pairs = sorted(keyed.collect::<Result<_>>()?, false)?;
+                    let pairs = pairs.iter().filter_map(|pair| match pair {
                         Value::Tuple(pair) => Some((pair.items[0].clone(), pair.items[1].clone())),
                         _ => None,
                     });

@@ -131,7 +131,11 @@ impl<'a> Lexer<'a> {
 
     fn comment(&mut self) -> Result<()> {
         let Some(end) = self.rest().find("#}") else {
-            return self.fail("Missing end of comment tag");
+            // Nothing at all behind it is no mistake to Jinja.
+            return match self.rest() {
+                "" => Ok(()),
+                _ => self.fail("Missing end of comment tag"),
+            };
         };
         let sign = self.rest()[..end].chars().next_back();
         self.advance(end + 2);
@@ -183,7 +187,10 @@ impl<'a> Lexer<'a> {
             }
             from = start + 2;
         }
-        self.fail("Missing end of raw directive")
+        match rest {
+            "" => Ok(()),
+            _ => self.fail("Missing end of raw directive"),
+        }
     }
 
     /// The tokens of an expression or statement.

@@ -18,11 +18,13 @@ mod json;
 mod lexer;
 mod meter;
 mod methods;
+mod names;
 mod numbers;
 mod ops;
 mod parser;
 mod print;
 mod printf;
+mod sort;
 mod strings;
 mod tests;
 mod text;
@@ -31,10 +33,10 @@ mod value;
 
 pub use error::{Error, Result};
 
-use interpreter::{Interpreter, Scope};
+use interpreter::Interpreter;
 use serde_json::{Map, Value as Json};
 use std::ops::Range;
-use value::Value;
+use value::{Scope, Value};
 
 /// A parsed template.
 pub struct Template {
@@ -69,7 +71,7 @@ impl Template {
         self.has_generation
     }
 
-    /// The text with these variables, in so many steps.
+    /// The text with these variables, in at most this number of steps.
     ///
     /// # Errors
     /// If the template does what Python refuses, what is not built, or raises an error itself; or if

@@ -2,6 +2,7 @@
 
 use crate::arguments::{Args, int, optional_int};
 use crate::error::{Error, Result, not_built, refuse};
+use crate::escape::escaped;
 use crate::ops;
 use crate::strings;
 use crate::time;
@@ -30,6 +31,7 @@ pub(crate) const GLOBALS: [&str; 8] = [
 pub(crate) fn call(value: &Value, name: &str, args: &Args) -> Result<Value> {
     match value {
         Value::Str(text) => strings::call(text, name, args),
+        Value::Markup(text) => markup_call(text, name, args),
         Value::List(seq) | Value::Tuple(seq) => {
             if name == "copy" {
                 args.none(name)?;
@@ -58,6 +60,23 @@ pub(crate) fn call(value: &Value, name: &str, args: &Args) -> Result<Value> {
             }))
         }
     }
+}
+
+/// A method of escaped text, whose result is escaped text, too.
+fn markup_call(text: &str, name: &str, args: &Args) -> Result<Value> {
+    let is_plain = |value: &Value| value.as_str().is_none_or(|it| escaped(it) == **it);
+    if name.starts_with("format") || name == "join" || !args.positional.iter().all(is_plain) {
+        return not_built(format!("{name} of escaped text"));
+    }
+    let marked = |value: &Value| match value {
+        Value::Str(text) => Value::Markup(text.clone()),
+        other => other.clone(),
+    };
+    Ok(match strings::call(text, name, args)? {
+        Value::List(seq) => Value::list(seq.items.iter().map(marked).collect())?,
+        Value::Tuple(seq) => Value::tuple(seq.items.iter().map(marked).collect())?,
+        other => marked(&other),
+    })
 }
 
 /// `index` and `count`.

@@ -186,6 +186,9 @@ fn round(value: &Value, args: &Args) -> Result<Value> {
     if !number.is_finite() {
         return Ok(Value::Float(*number));
     }
+    if precision == 0 {
+        return Ok(Value::Float(number.round_ties_even()));
+    }
     let precision = usize::try_from(precision).unwrap_or(400).min(400);
     let text = format!("{number:.precision$}");
     Ok(Value::Float(text.parse().unwrap_or(*number)))

@@ -240,7 +240,7 @@ pub(crate) fn contains(container: &Value, item: &Value) -> Result<bool> {
         Value::View(..) | Value::Range(_) => any(&container.items()?),
         Value::Iter(items) => {
             // What was passed over is gone.
-            while let Some(other) = { items.borrow_mut().pop_front() } {
+            while let Some(other) = { items.borrow_mut().next()? } {
                 if item.equals(&other)? {
                     return Ok(true);
                 }
@@ -297,15 +297,15 @@ pub(crate) fn slice_indices(
     Ok((start, stop, step))
 }
 
-/// `value[start:stop:step]`; `None`: it has no slices.
-pub(crate) fn slice(value: &Value, parts: [&Value; 3]) -> Result<Option<Value>> {
+/// `value[start:stop:step]`.
+pub(crate) fn slice(value: &Value, parts: [&Value; 3]) -> Result<Value> {
     let picked = |length: usize| -> Result<Vec<usize>> {
         let (start, stop, step) = slice_indices(parts, length)?;
         let count = Range { start, stop, step }.len();
         meter::spend_items(count as usize)?;
         Ok((0..count).map(|at| (start + at * step) as usize).collect())
     };
-    Ok(Some(match value {
+    Ok(match value.defined()? {
         Value::Str(text) | Value::Markup(text) => {
             let letters: Vec<char> = text.chars().collect();
             meter::spend_bytes(text.len())?;
@@ -332,6 +332,9 @@ pub(crate) fn slice(value: &Value, parts: [&Value; 3]) -> Result<Option<Value>> 
                 step: step * range.step,
             }))
         }
-        _ => return Ok(None),
-    }))
+        other => {
+            let kind = other.type_name();
+            return refuse(format!("'{kind}' object is not subscriptable by slices"));
+        }
+    })
 }

@@ -19,6 +19,7 @@ pub(crate) fn parse(source: &str) -> Result<(Vec<Stmt>, bool)> {
         depth: 0,
         is_soft: false,
         loops: 0,
+        all_loops: 0,
         special: Vec::new(),
         blocks: Vec::new(),
         has_generation: false,
@@ -44,6 +45,8 @@ struct Parser {
     is_soft: bool,
     /// Loops around this within the same function.
     loops: usize,
+    /// All loops around this.
+    all_loops: usize,
     /// Of the macros around this.
     special: Vec<Special>,
     /// Names of blocks.
@@ -283,6 +286,7 @@ impl Parser {
 
     fn for_statement(&mut self) -> Result<StmtKind> {
         self.advance();
+        self.all_loops += 1;
         let target = self.target(&["in"], false)?;
         if !self.skip_name("in") {
             return self.fail(format!("expected 'in', got {}", self.described()));
@@ -309,6 +313,7 @@ impl Parser {
             Vec::new()
         };
         self.is_soft = is_soft;
+        self.all_loops -= 1;
         Ok(StmtKind::For(Arc::new(For {
             target,
             items,
@@ -511,6 +516,9 @@ impl Parser {
 
     fn assignable(&self, name: &str) -> Result<()> {
         match name {
+            "loop" if self.all_loops > 0 => {
+                self.fail("Can't assign to special loop variable in for-loop target")
+            }
             "true" | "false" | "none" | "True" | "False" | "None" => {
                 self.fail(format!("can't assign to '{name}'"))
             }

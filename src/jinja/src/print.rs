@@ -159,12 +159,14 @@ fn write_quoted(out: &mut String, text: &str) {
                 out.push(letter);
             }
             letter if is_printable(letter) => out.push(letter),
-            // Writing to a text does not fail.
-            letter => drop(match u32::from(letter) {
-                code @ ..=0xff => write!(out, "\\x{code:02x}"),
-                code @ ..=0xffff => write!(out, "\\u{code:04x}"),
-                code => write!(out, "\\U{code:08x}"),
-            }),
+            letter => {
+                // Writing to a text does not fail.
+                let _ = match u32::from(letter) {
+                    code @ ..=0xff => write!(out, "\\x{code:02x}"),
+                    code @ ..=0xffff => write!(out, "\\u{code:04x}"),
+                    code => write!(out, "\\U{code:08x}"),
+                };
+            }
         }
     }
     out.push(quote);

@@ -282,6 +282,11 @@ pub(crate) fn float(value: f64, kind: char, precision: usize, is_alternate: bool
         () if value.is_infinite() => "inf".to_string(),
         () => match kind.to_ascii_lowercase() {
             'f' => {
+                let value = if precision == 0 {
+                    value.round_ties_even()
+                } else {
+                    value
+                };
                 let text = format!("{value:.precision$}");
                 if is_alternate && precision == 0 {
                     text + "."
@@ -309,7 +314,7 @@ fn exponential(value: f64, precision: usize, is_alternate: bool) -> String {
     format!("{digits}{point}e{sign}{:02}", exponent.abs())
 }
 
-/// So many significant digits; with an exponent of at least `most`, as one with an exponent.
+/// `precision` significant digits; a value of at least ten to the power of `most` has an exponent.
 pub(crate) fn general(value: f64, precision: usize, keeps_zeros: bool, most: usize) -> String {
     let text = format!("{value:.*e}", precision - 1);
     let exponent = text.split_once('e').map_or("0", |(_, exponent)| exponent);

@@ -80,9 +80,12 @@ fn plain(it: &str, name: &str) -> Result<Value> {
         "capitalize" => Value::text(text::capitalized(it))?,
         "casefold" => Value::text(it.to_lowercase().replace('ß', "ss").replace('ς', "σ"))?,
         "swapcase" => {
-            let swapped = it.chars().map(|letter| match letter.is_uppercase() {
-                true => letter.to_lowercase().to_string(),
-                false => letter.to_uppercase().to_string(),
+            let swapped = it.chars().map(|letter| {
+                if letter.is_uppercase() {
+                    letter.to_lowercase().to_string()
+                } else {
+                    letter.to_uppercase().to_string()
+                }
             });
             Value::text(swapped.collect())?
         }
@@ -245,7 +248,7 @@ fn padded(it: &str, name: &str, args: &Args) -> Result<Value> {
     Value::text(centered(it, name, room, int(&width, "width")?, &fill))
 }
 
-/// A text with so many letters before and behind it.
+/// A text with `room` fill letters before and behind it.
 pub(crate) fn centered(it: &str, name: &str, room: usize, width: i128, fill: &str) -> String {
     let left = match name {
         "ljust" => 0,
@@ -319,10 +322,12 @@ fn found(it: &str, name: &str, args: &Args) -> Result<Value> {
     }
     let what = text_of(&what, "argument")?;
     if name == "count" {
-        let count = match what.is_empty() {
-            _ if is_empty => 0,
-            true => part.chars().count() + 1,
-            false => part.matches(&*what).count(),
+        let count = if is_empty {
+            0
+        } else if what.is_empty() {
+            part.chars().count() + 1
+        } else {
+            part.matches(&*what).count()
         };
         return Ok(Value::Int(count as i128));
     }

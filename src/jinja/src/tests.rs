@@ -1,60 +1,13 @@
 //! Jinja's tests.
 
-use crate::arguments::Args;
+use crate::arguments::{Args, text as text_of};
 use crate::ast::BinaryOp;
 use crate::error::{Result, refuse};
-use crate::filters;
+use crate::names;
 use crate::ops;
 use crate::strings;
 use crate::value::{Object, Value};
 use std::cmp::Ordering;
-
-const TESTS: [&str; 39] = [
-    "odd",
-    "even",
-    "divisibleby",
-    "defined",
-    "undefined",
-    "filter",
-    "test",
-    "none",
-    "boolean",
-    "false",
-    "true",
-    "integer",
-    "float",
-    "lower",
-    "upper",
-    "string",
-    "mapping",
-    "number",
-    "sequence",
-    "iterable",
-    "callable",
-    "sameas",
-    "escaped",
-    "in",
-    "==",
-    "eq",
-    "equalto",
-    "!=",
-    "ne",
-    ">",
-    "gt",
-    "greaterthan",
-    "ge",
-    ">=",
-    "<",
-    "lt",
-    "lessthan",
-    "<=",
-    "le",
-];
-
-/// Whether there is such a test.
-pub(crate) fn exists(name: &str) -> bool {
-    TESTS.contains(&name)
-}
 
 /// `value is name(args)`.
 pub(crate) fn apply(name: &str, value: &Value, args: &Args) -> Result<bool> {
@@ -110,8 +63,8 @@ fn plain(name: &str, value: &Value) -> Result<bool> {
                 return refuse(format!("unhashable type: '{}'", value.type_name()));
             }
             _ => value.as_str().is_some_and(|it| match name {
-                "filter" => filters::exists(it),
-                _ => exists(it),
+                "filter" => names::is_filter(it),
+                _ => names::is_test(it),
             }),
         },
         "none" => matches!(value, Value::None),
@@ -148,4 +101,13 @@ fn plain(name: &str, value: &Value) -> Result<bool> {
         },
         _ => matches!(value, Value::Markup(_)),
     })
+}
+
+/// A test by its name, for filters that select.
+pub(crate) fn passes(name: &Value, value: &Value, args: &Args) -> Result<bool> {
+    let name = text_of(name, "test name")?;
+    if !names::is_test(&name) {
+        return refuse(format!("No test named '{name}'."));
+    }
+    apply(&name, value, args)
 }

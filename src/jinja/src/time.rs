@@ -38,7 +38,7 @@ pub(crate) fn written(format: &str, seconds: i64, microseconds: u32) -> Result<S
     if plain.len() > LONGEST / 64 {
         return refuse("the date's format is too long");
     }
-    // What is empty cannot be told from what does not fit: a letter makes it longer.
+    // The call returns 0 for an empty date and for one that does not fit: a letter makes it longer.
     let Ok(format) = CString::new(plain + "x") else {
         return refuse("embedded null character");
     };
@@ -49,7 +49,7 @@ pub(crate) fn written(format: &str, seconds: i64, microseconds: u32) -> Result<S
     // SAFETY: the time and the parts outlive the call.
     let is_known = !unsafe { libc::localtime_r(&time, &mut parts) }.is_null();
     let length = if is_known {
-        // SAFETY: the buffer has as many bytes as the call is told, and the format ends with a zero.
+        // SAFETY: the buffer has as many bytes as the call is given, and the format ends with a zero.
         unsafe {
             libc::strftime(
                 buffer.as_mut_ptr().cast(),

@@ -1,12 +1,12 @@
 //! Values as Python has them, of the types that a template can make or is given.
 
-use crate::error::{Result, refuse};
-use crate::interpreter::{LoopState, MacroValue};
+use crate::ast::{For, MacroDef, Name};
+use crate::error::{Error, Result, refuse};
 use crate::meter;
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(crate) enum Value {
     /// Keys, values or items of a dictionary.
     View(ViewKind, Rc<Dict>),
     /// What gives each of its items once: a generator.
-    Iter(Rc<RefCell<VecDeque<Value>>>),
+    Iter(Rc<RefCell<Iter>>),
     Namespace(Rc<RefCell<IndexMap<Arc<str>, Value>>>),
     Object(Rc<Object>),
 }
@@ -56,6 +56,27 @@ pub(crate) struct Seq {
 pub(crate) struct Dict {
     map: IndexMap<Key, (Value, Value)>,
     depth: u16,
+}
+
+/// The items of a generator that are left, and the error that comes behind them.
+#[derive(Default)]
+pub(crate) struct Iter {
+    items: VecDeque<Value>,
+    failure: Option<Error>,
+}
+
+impl Iter {
+    /// The next item.
+    pub fn next(&mut self) -> Result<Option<Value>> {
+        match (self.items.pop_front(), self.failure.take()) {
+            (Some(item), failure) => {
+                self.failure = failure;
+                Ok(Some(item))
+            }
+            (None, Some(failure)) => Err(failure),
+            (None, None) => Ok(None),
+        }
+    }
 }
 
 pub(crate) struct Range {
@@ -204,8 +225,17 @@ impl Value {
     }
 
     pub fn iter_of(items: Vec<Value>) -> Result<Value> {
+        Value::failing_iter(items, None)
+    }
+
+    /// A generator that fails behind its items. Nobody may ask for more than these.
+    pub fn failing_iter(items: Vec<Value>, failure: Option<Error>) -> Result<Value> {
+        if failure == Some(Error::Steps) {
+            return Err(Error::Steps);
+        }
         meter::spend_items(items.len())?;
-        Ok(Value::Iter(Rc::new(RefCell::new(items.into()))))
+        let items = items.into();
+        Ok(Value::Iter(Rc::new(RefCell::new(Iter { items, failure }))))
     }
 
     pub fn function(name: &'static str) -> Value {
@@ -364,7 +394,13 @@ impl Value {
                 dict.entries().map(pair).collect::<Result<_>>()?
             }
             Value::Range(range) => (0..range.len()).map(|index| range.at(index)).collect(),
-            Value::Iter(items) => items.take().into(),
+            Value::Iter(left) => {
+                let Iter { items, failure } = left.take();
+                if let Some(failure) = failure {
+                    return Err(failure);
+                }
+                items.into()
+            }
             other => return refuse(format!("'{}' object is not iterable", other.type_name())),
         };
         meter::spend_items(items.len())?;
@@ -503,41 +539,6 @@ impl Value {
             },
         })
     }
-
-    /// Items in ascending order, as `sorted` has them. Keys stand before the items.
-    pub fn sort(mut items: Vec<(Value, Value)>, is_reversed: bool) -> Result<Vec<Value>> {
-        // Equal ones keep their order in either direction.
-        if is_reversed {
-            items.reverse();
-        }
-        let mut sorted = merge_sorted(items)?;
-        if is_reversed {
-            sorted.reverse();
-        }
-        Ok(sorted.into_iter().map(|(_, item)| item).collect())
-    }
-}
-
-/// A stable sort whose comparison may fail.
-fn merge_sorted(mut items: Vec<(Value, Value)>) -> Result<Vec<(Value, Value)>> {
-    if items.len() < 2 {
-        return Ok(items);
-    }
-    let right = merge_sorted(items.split_off(items.len() / 2))?;
-    let left = merge_sorted(items)?;
-    let mut merged = Vec::with_capacity(left.len() + right.len());
-    let (mut left, mut right) = (left.into_iter().peekable(), right.into_iter().peekable());
-    while let (Some((a, _)), Some((b, _))) = (left.peek(), right.peek()) {
-        let takes_right = b.order(a, "<")? == Some(std::cmp::Ordering::Less);
-        merged.extend(if takes_right {
-            right.next()
-        } else {
-            left.next()
-        });
-    }
-    merged.extend(left);
-    merged.extend(right);
-    Ok(merged)
 }
 
 /// Two numbers as their common type has them.
@@ -563,5 +564,78 @@ impl Number {
             Number::Ints(a, b) => Some(a.cmp(b)),
             Number::Floats(a, b) => a.partial_cmp(b),
         }
+    }
+}
+
+/// Names and their values, and the scope around them.
+pub(crate) struct Scope {
+    names: RefCell<HashMap<Name, Value>>,
+    pub outer: Option<Rc<Scope>>,
+}
+
+impl Scope {
+    pub fn new(outer: Option<&Rc<Scope>>) -> Rc<Scope> {
+        Rc::new(Scope {
+            names: RefCell::default(),
+            outer: outer.cloned(),
+        })
+    }
+
+    pub fn set(&self, name: Name, value: Value) {
+        self.names.borrow_mut().insert(name, value);
+    }
+
+    pub fn get(&self, name: &str) -> Option<Value> {
+        let mut scope = Some(self);
+        while let Some(found) = scope {
+            if let Some(value) = found.names.borrow().get(name) {
+                return Some(value.clone());
+            }
+            scope = found.outer.as_deref();
+        }
+        None
+    }
+}
+
+/// A macro and the scope that it was made in.
+pub(crate) struct MacroValue {
+    pub def: Arc<MacroDef>,
+    pub scope: Rc<Scope>,
+}
+
+/// What `loop` is.
+pub(crate) struct LoopState {
+    pub items: Vec<Value>,
+    pub index: usize,
+    pub depth: usize,
+    pub last_changed: Option<Value>,
+    /// Of a loop that calls itself.
+    pub recursion: Option<(Arc<For>, Rc<Scope>)>,
+}
+
+impl LoopState {
+    pub fn attribute(&self, name: &str) -> Result<Option<Value>> {
+        let (index, length) = (self.index, self.items.len());
+        let int = |value: usize| Value::Int(value as i128);
+        Ok(Some(match name {
+            "index" => int(index + 1),
+            "index0" => int(index),
+            "revindex" => int(length - index),
+            "revindex0" => int(length - index - 1),
+            "first" => Value::Bool(index == 0),
+            "last" => Value::Bool(index + 1 == length),
+            "length" => int(length),
+            "depth" => int(self.depth + 1),
+            "depth0" => int(self.depth),
+            "previtem" => match index.checked_sub(1) {
+                Some(previous) => self.items[previous].clone(),
+                None => Value::undefined("there is no previous item"),
+            },
+            "nextitem" => match self.items.get(index + 1) {
+                Some(next) => next.clone(),
+                None => Value::undefined("there is no next item"),
+            },
+            _ => return Ok(None),
+        }))
     }
 }

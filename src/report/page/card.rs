@@ -32,7 +32,7 @@ pub fn card(run: &Run, name: &str, pipeline_tag: &str) -> String {
     let setting = |name: &str| run.settings.get(name).map(String::as_str);
     // What is a directory here is nothing that others could look up.
     let base = setting("model_name_or_path").filter(|base| !std::path::Path::new(base).exists());
-    let dataset = setting("dataset_name");
+    let dataset = setting("dataset_name").filter(|name| !std::path::Path::new(name).exists());
     let results: Vec<(&str, f64)> = numbers
         .metrics
         .iter()

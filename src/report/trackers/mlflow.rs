@@ -1,7 +1,7 @@
 //! `--report_to mlflow`: runs of an MLflow server by its REST API (`$MLFLOW_TRACKING_URI`). A thread
 //! of its own sends the records, so that a slow server does not hold up a step.
 
-use super::{RunDescription, RunEnd, Tracker, TrackerKind};
+use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind};
 use crate::report::files;
 use crate::report::records::Record;
 use crate::report::telemetry::now;

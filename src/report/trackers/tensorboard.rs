@@ -5,7 +5,7 @@ use super::event::{
     self, Event, HParams, HParamsEnd, HParamsStart, Parameter, ParameterKind, SESSION_START,
     SessionLog, Summary, Value, What,
 };
-use super::{RunDescription, RunEnd, Tracker, TrackerKind, cannot_write};
+use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind, cannot_write};
 use crate::report::records::Record;
 use crate::report::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};

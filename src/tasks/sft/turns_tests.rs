@@ -12,6 +12,8 @@ fn template(source: &str) -> (tempfile::TempDir, ChatTemplate) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let tokenizer = root.join("tests/data/gpt2/tokenizer.json");
     fs::copy(tokenizer, dir.path().join("tokenizer.json")).unwrap();
+    let config = r#"{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}"#;
+    fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
     fs::write(dir.path().join("chat_template.jinja"), source).unwrap();
     let tokenizer = Tokenizer::load(dir.path()).unwrap();
     let template = ChatTemplate::of(&tokenizer).unwrap().unwrap();

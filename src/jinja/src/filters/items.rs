@@ -1,12 +1,14 @@
 //! Filters of lists and other things with items.
 
-use super::{apply as filter, exists, passes};
 use crate::access;
 use crate::arguments::{Args, int, text as text_of};
 use crate::ast::BinaryOp;
 use crate::error::{Result, not_built, refuse};
 use crate::meter;
+use crate::names;
 use crate::ops;
+use crate::sort::sorted;
+use crate::tests;
 use crate::value::{Object, Value, ViewKind};
 use indexmap::IndexSet;
 use std::cmp::Ordering;
@@ -24,9 +26,12 @@ pub(super) fn length(value: &Value) -> Result<Value> {
     ))
 }
 
-pub(super) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
+/// A filter by its name, which `map` calls.
+type Filter = fn(&str, &Value, &Args) -> Result<Value>;
+
+pub(super) fn apply(name: &str, value: &Value, args: &Args, filter: Filter) -> Result<Value> {
     match name {
-        "map" => map(value, args),
+        "map" => map(value, args, filter),
         "select" | "reject" | "selectattr" | "rejectattr" => select(name, value, args),
         "sort" => {
             let names = ["reverse", "case_sensitive", "attribute"];
@@ -36,7 +41,7 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args) -> Result<Value> {
             for item in value.items()? {
                 keyed.push((getter.all(&item)?, item));
             }
-            Value::list(Value::sort(keyed, is_set(reverse))?)
+            Value::list(sorted(keyed, is_set(reverse))?)
         }
         "dictsort" => dict_sort(value, args),
         "unique" => {
@@ -96,7 +101,7 @@ fn plain(name: &str, value: &Value, args: &Args) -> Result<Value> {
         "list" => Value::list(value.items()?),
         "first" => {
             let first = match value {
-                Value::Iter(items) => items.borrow_mut().pop_front(),
+                Value::Iter(items) => items.borrow_mut().next()?,
                 other => other.items()?.into_iter().next(),
             };
             Ok(first.unwrap_or_else(|| empty("first")))
@@ -218,36 +223,50 @@ impl Getter {
     }
 }
 
-fn map(value: &Value, args: &Args) -> Result<Value> {
+fn map(value: &Value, args: &Args, filter: Filter) -> Result<Value> {
     if !value.is_true() {
         return Value::iter_of(Vec::new());
     }
-    let mut mapped = Vec::new();
     let by_attribute =
         args.positional.is_empty() && args.named.iter().any(|(name, _)| &**name == "attribute");
     if by_attribute {
         let [attribute, usual] = args.bind("map", ["attribute", "default"], 0)?;
         let getter = Getter::of_one(attribute, Some(&Value::Bool(true)), usual)?;
-        for item in value.items()? {
-            mapped.push(getter.one(&item)?);
-        }
-        return Value::iter_of(mapped);
+        return lazily(value, |item| getter.one(&item).map(Some));
     }
     let Some((name, rest)) = args.positional.split_first() else {
         return refuse("map requires a filter argument");
     };
     let name = text_of(name, "filter name")?;
-    if !exists(&name) {
+    if !names::is_filter(&name) {
         return refuse(format!("No filter named '{name}'."));
     }
     let args = Args {
         positional: rest.to_vec(),
         named: args.named.clone(),
     };
-    for item in value.items()? {
-        mapped.push(filter(&name, &item, &args)?);
+    lazily(value, |item| filter(&name, &item, &args).map(Some))
+}
+
+/// A generator of what `make` gives for each item, whose error is met where it is asked for that item.
+fn lazily(value: &Value, mut make: impl FnMut(Value) -> Result<Option<Value>>) -> Result<Value> {
+    let mut made = Vec::new();
+    let mut failure = None;
+    match value.items() {
+        Ok(items) => {
+            for item in items {
+                match make(item) {
+                    Ok(item) => made.extend(item),
+                    Err(error) => {
+                        failure = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        Err(error) => failure = Some(error),
     }
-    Value::iter_of(mapped)
+    Value::failing_iter(made, failure)
 }
 
 fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -276,21 +295,17 @@ fn select(name: &str, value: &Value, args: &Args) -> Result<Value> {
         named: args.named.clone(),
     };
     let wants = name.starts_with("select");
-    let mut kept = Vec::new();
-    for item in value.items()? {
+    lazily(value, |item| {
         let tested = match &getter {
             Some(getter) => getter.one(&item)?,
             None => item.clone(),
         };
         let passes = match test {
-            Some(test) => passes(test, &tested, &args)?,
+            Some(test) => tests::passes(test, &tested, &args)?,
             None => tested.is_true(),
         };
-        if passes == wants {
-            kept.push(item);
-        }
-    }
-    Value::iter_of(kept)
+        Ok((passes == wants).then_some(item))
+    })
 }
 
 fn dict_sort(value: &Value, args: &Args) -> Result<Value> {
@@ -312,7 +327,7 @@ fn dict_sort(value: &Value, args: &Args) -> Result<Value> {
     for pair in Value::View(ViewKind::Items, dict.clone()).items()? {
         keyed.push((getter.one(&pair)?, pair));
     }
-    Value::list(Value::sort(keyed, is_set(reverse))?)
+    Value::list(sorted(keyed, is_set(reverse))?)
 }
 
 fn extreme(name: &str, value: &Value, args: &Args) -> Result<Value> {
@@ -346,7 +361,7 @@ fn group(value: &Value, args: &Args) -> Result<Value> {
         keyed.push((getter.one(&item)?, item));
     }
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
-    for item in Value::sort(keyed, false)? {
+    for item in sorted(keyed, false)? {
         let key = getter.one(&item)?;
         match groups.last_mut() {
             Some((found, items)) if found.equals(&key)? => items.push(item),

@@ -4,7 +4,7 @@ use super::{DEEPEST, Parser};
 use crate::ast::{Arguments, BinaryOp, CompareOp, Expr, Literal, Name};
 use crate::error::{Error, Result};
 use crate::lexer::Token;
-use crate::{filters, tests};
+use crate::names;
 
 /// Operands that follow one another without parentheses; each makes the tree one level deeper.
 const LONGEST_CHAIN: usize = 500;
@@ -456,7 +456,7 @@ impl Parser {
             chain += 1;
             self.check_chain(chain)?;
             let name = self.dotted_name()?;
-            if !filters::exists(&name) {
+            if !names::is_filter(&name) {
                 self.note_unknown(format!("No filter named '{name}'."));
             }
             let arguments = if self.is_op("(") {
@@ -477,7 +477,7 @@ impl Parser {
         self.advance();
         let is_negated = self.skip_name("not");
         let name = self.dotted_name()?;
-        if !tests::exists(&name) {
+        if !names::is_test(&name) {
             self.note_unknown(format!("No test named '{name}'."));
         }
         let begins_argument = match self.token() {
