@@ -22,6 +22,10 @@
 //! # }
 //! ```
 //!
+//! [`Objective`](xtrain_models::Objective) says what a model is trained for: the feeds, the loss and
+//! what is measured. A program puts one of its own into `run.task.objective`, as
+//! `examples/own_objective.rs` does.
+//!
 //! Below it, [`trainer::session::Session`] runs any model that is written with the tensors of
 //! `xtrain_graphs`: record a step, [`backward`](xtrain_graphs::backward),
 //! [`optimizer_step`](trainer::own_loop::ParameterSet::optimizer_step),

@@ -2,6 +2,7 @@
 
 use crate::parallel::{OPTIMIZER, assert_same_run};
 use crate::processes::{self, Launched};
+use crate::support::objective_of;
 use crate::tasks::Bench;
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::device;
-use xtrain::trainer::feed::{BatchShape, LabelShape, abstract_batch};
+use xtrain::trainer::feed::{BatchShape, abstract_batch};
 use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::{OptimizerSettings, WeightStorage};
 use xtrain::trainer::step::{Phase, TrainStep, placements};
@@ -40,7 +41,14 @@ fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
     session.set_storage(settings.storage);
     let placed = placements(model, &*settings.build(), mesh, shards_moments).unwrap();
     session.set_placements(placed);
-    let step = TrainStep::new(model, settings, schedule, 0).with_precision(Precision::Bf16);
+    let step = TrainStep::new(
+        model,
+        objective_of(model.head_kind(), 0.0),
+        settings,
+        schedule,
+        0,
+    )
+    .with_precision(Precision::Bf16);
     let parameters = step.parameters().iter();
     let parameters =
         parameters.map(|p| (p.name.clone(), parameter_shape(p, step.storage().weights())));
@@ -49,14 +57,7 @@ fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
         .chain(extra.map(|state| (state.name, state.shape)))
         .collect();
     let state = Arc::new(state);
-    let shape = BatchShape {
-        rows: 2,
-        tokens: 8,
-        labels: LabelShape::Tokens,
-        attention_mask: false,
-        token_type_ids: false,
-        variant: None,
-    };
+    let shape = BatchShape::of(step.objective(), 2, 8);
     let mut all = Vec::new();
     for phase in [Phase::Accumulate, Phase::Update { accumulated: true }] {
         let mut recording = session.begin_abstract(state.clone());

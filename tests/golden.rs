@@ -3,7 +3,7 @@
 //! `XTRAIN_GOLDEN_DIR` or `../shared/golden` where that is there. Nothing here depends on which cases
 //! or sizes a golden directory holds.
 
-use crate::support::{golden_cases, golden_cases_in, golden_dirs, max_difference};
+use crate::support::{golden_cases, golden_cases_in, golden_dirs, max_difference, objective_of};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,9 @@ use xtrain_graphs::optim::{
     Schedule, ScheduleKind, ScheduleType,
 };
 use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
-use xtrain_models::{Config, HeadKind, Model, Weights};
+use xtrain_models::{
+    ATTENTION_MASK, Config, Forward, HeadKind, LABELS, Model, TOKEN_TYPE_IDS, Weights,
+};
 
 const LOGITS: f32 = 1e-5;
 const GRADIENTS: f32 = 5e-6;
@@ -113,15 +115,14 @@ impl Case {
         let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
         let trace = recording.trace().clone();
         let weights = Weights::new(&trace, &tensors);
-        let loss = xtrain_models::loss(
-            &*self.model,
-            &weights,
-            &inputs.tokens,
-            &inputs.labels,
-            &DropoutRng::off(),
-            0.0,
-        )
-        .unwrap();
+        let objective = objective_of(self.model.head_kind(), 0.0);
+        let outcome = objective.record(&Forward {
+            model: &*self.model,
+            weights: &weights,
+            inputs: &inputs,
+            rng: &DropoutRng::off(),
+        });
+        let loss = outcome.unwrap().loss;
         let loss = loss.sum.div(&loss.count).unwrap();
         let leaves: Vec<_> = parameters
             .iter()
@@ -157,14 +158,13 @@ impl Case {
             .session
             .upload(&mask, &Shape::new(DType::Pred, dims.clone()))
             .unwrap();
+        let mut feeds = vec![(LABELS, upload("labels")), (ATTENTION_MASK, mask)];
+        if self.inputs.get(TOKEN_TYPE_IDS).is_some() {
+            feeds.push((TOKEN_TYPE_IDS, upload(TOKEN_TYPE_IDS)));
+        }
         DeviceBatch {
-            attention_mask: Some(mask),
-            token_type_ids: self
-                .inputs
-                .get("token_type_ids")
-                .map(|_| upload("token_type_ids")),
             batch_in_epoch: m as u64,
-            ..DeviceBatch::full(upload("input_ids"), upload("labels"))
+            ..DeviceBatch::of(upload("input_ids"), feeds)
         }
     }
 }
@@ -217,9 +217,13 @@ fn logits_equal_transformers() {
             let weights = parameter_tensors(&mut recording, &parameters).unwrap();
             let trace = recording.trace().clone();
             let weights = Weights::new(&trace, &weights);
-            let logits =
-                xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &DropoutRng::off())
-                    .unwrap();
+            let logits = xtrain_models::logits(
+                &*case.model,
+                &weights,
+                &inputs.tokens().unwrap(),
+                &DropoutRng::off(),
+            )
+            .unwrap();
             recording.fetch("logits", &logits);
             let found: Vec<f32> = recording
                 .mark_step("logits")
@@ -378,7 +382,6 @@ fn label_smoothing_equals_transformers() {
             };
             let mut case = Case::open(dir);
             let value = |key: &str| expected[key].as_f64().unwrap();
-            case.session.set_label_smoothing(value("epsilon"));
             let optimizer = OptimizerSettings::constant(ADAMW, 0.0);
             let schedule = Schedule {
                 kind: ScheduleKind::Constant,
@@ -386,7 +389,13 @@ fn label_smoothing_equals_transformers() {
                 warmup: 0,
                 total: 1,
             };
-            let train_step = TrainStep::new(&*case.model, optimizer, schedule, 0);
+            let train_step = TrainStep::new(
+                &*case.model,
+                objective_of(case.model.head_kind(), value("epsilon")),
+                optimizer,
+                schedule,
+                0,
+            );
             let extra = train_step.extra_state(false);
             parameters::set_extra_state(&mut case.session, &extra, None).unwrap();
             let batch = case.batch(0);
@@ -529,7 +538,13 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         1.0,
         Some(steps.len() as u64),
     );
-    let train_step = TrainStep::new(&*case.model, optimizer, schedule, 0);
+    let train_step = TrainStep::new(
+        &*case.model,
+        crate::support::objective_of(case.model.head_kind(), 0.0),
+        optimizer,
+        schedule,
+        0,
+    );
     parameters::set_extra_state(&mut case.session, &train_step.extra_state(false), None).unwrap();
     // A key's bias has no gradient but rounding's, which Adafactor makes as large as any in f32, but
     // not in f64, and which is part of the norm that it clips GPT-2's fused bias by.

@@ -55,16 +55,16 @@ fn an_own_loop_learns_on_two_replicas() {
     assert!(printed.contains("compiled 1"), "{printed}");
 }
 
-#[test]
-fn a_saved_model_is_fine_tuned_and_evaluated_on_two_devices() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
+/// A text, a tokenizer and a small model in `dir`, with the words of a run on them: the model, the
+/// text, an output directory and flags.
+fn saved_model(dir: &Path) -> Vec<String> {
+    let path = |name: &str| dir.join(name).display().to_string();
     let text = &xtrain::commands::corpus::TEXT[..60_000];
     std::fs::write(path("text.txt"), text).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     train_byte_bpe(&lines, 500)
         .unwrap()
-        .save(&dir.path().join("tokenizer"))
+        .save(&dir.join("tokenizer"))
         .unwrap();
     let (text, cache) = (path("text.txt"), path("tokenized"));
     let saved = crate::support::xtrain()
@@ -90,29 +90,58 @@ fn a_saved_model_is_fine_tuned_and_evaluated_on_two_devices() {
         .args(["--output_dir", &path("saved")])
         .run();
     assert_eq!(saved.code, Some(0), "{}", saved.stderr);
-    let tuned = path("tuned");
-    let printed = run(
-        "finetune",
-        &[
-            &path("saved"),
-            &text,
-            &tuned,
-            "--data_parallel",
-            "2",
-            "--learning_rate",
-            "3e-3",
-            "--block_size",
-            "32",
-            "--cache_dir",
-            &cache,
-            "--compile_cache",
-            "false",
-            "--disable_tqdm",
-        ],
-    );
+    let flags =
+        "--learning_rate 3e-3 --block_size 32 --compile_cache false --disable_tqdm --cache_dir";
+    let words = [path("saved"), text, path("tuned")].into_iter();
+    words
+        .chain(flags.split_whitespace().map(str::to_string))
+        .chain([cache])
+        .collect()
+}
+
+#[test]
+fn a_saved_model_is_fine_tuned_and_evaluated_on_two_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut words = saved_model(dir.path());
+    words.extend(["--data_parallel", "2"].map(str::to_string));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let printed = run("finetune", &words);
     let last = printed.lines().last().unwrap();
     let words: Vec<&str> = last.split_whitespace().collect();
     let (before, after): (f64, f64) = (words[2].parse().unwrap(), words[4].parse().unwrap());
     assert!(after < before - 0.5, "{last}");
-    assert!(Path::new(&tuned).join("model.safetensors").exists());
+    assert!(dir.path().join("tuned/model.safetensors").exists());
+}
+
+/// Its loss is what is trained and evaluated, and what it measures is in the records of both, also of
+/// accumulated microbatches of two replicas.
+#[test]
+fn an_own_objective_is_trained_evaluated_and_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut words = saved_model(dir.path());
+    let flags =
+        "--data_parallel 2 --gradient_accumulation_steps 2 --logging_steps 5 --max_steps 40";
+    words.extend(flags.split_whitespace().map(str::to_string));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let printed = run("own_objective", &words);
+    let (focal, plain) = (
+        numbers(&printed, "focal"),
+        numbers(&printed, "cross_entropy"),
+    );
+    assert!(focal.len() == 2 && plain.len() == 2, "{printed}");
+    for (focal, plain) in focal.iter().zip(&plain) {
+        assert!(0.0 < *focal && focal < plain, "{printed}");
+    }
+    assert!(
+        focal[1] < focal[0] - 0.5 && plain[1] < plain[0] - 0.5,
+        "{printed}"
+    );
+    let records = crate::support::json_lines(&dir.path().join("tuned/log.jsonl"));
+    let measured: Vec<[f64; 2]> = records
+        .iter()
+        .filter_map(|r| Some([r["loss"].as_f64()?, r["cross_entropy"].as_f64()?]))
+        .collect();
+    assert_eq!(measured.len(), 8, "{records:?}");
+    assert!(measured.iter().all(|[loss, plain]| loss < plain));
+    assert!((measured[0][1] - plain[0]).abs() < 0.5, "{measured:?}");
 }

@@ -1,7 +1,7 @@
 //! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far
 //! positions. Uses the golden checkpoints, whichever there are.
 
-use crate::support::{golden_classes, max_difference};
+use crate::support::{golden_classes, max_difference, objective_of};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use xtrain::cache::CacheSettings;
@@ -13,7 +13,10 @@ use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, DropoutRng, Shape};
-use xtrain_models::{Config, HeadKind, Labels, TokenBatch, Weights};
+use xtrain_models::{
+    Config, Forward, HeadKind, INPUT_IDS, Inputs, LABELS, MaskedToken, Objective, POSITIONS,
+    TokenBatch, Weights,
+};
 
 /// A golden checkpoint of each class, and its configuration.
 fn checkpoints() -> Vec<(PathBuf, Config)> {
@@ -192,7 +195,13 @@ fn dropout_changes_the_training_loss_a_little() {
                 warmup: 0,
                 total: 2,
             };
-            let train_step = TrainStep::new(&*model, optimizer, schedule, 7);
+            let train_step = TrainStep::new(
+                &*model,
+                objective_of(model.head_kind(), 0.0),
+                optimizer,
+                schedule,
+                7,
+            );
             let phase = Phase::Update { accumulated: false };
             let mut losses = Vec::new();
             for step in 0..2 {
@@ -255,28 +264,24 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                     )
                     .unwrap()
             };
-            let input_ids = feed("ids", &ids, &dims);
-            let labels = if alone {
-                Labels {
-                    ids: feed("labels", &chosen, &[room]),
-                    masked_positions: Some(feed("positions", &positions, &[room])),
-                }
+            let mut feeds = vec![(INPUT_IDS, feed(INPUT_IDS, &ids, &dims))];
+            if alone {
+                feeds.push((LABELS, feed(LABELS, &chosen, &[room])));
+                feeds.push((POSITIONS, feed(POSITIONS, &positions, &[room])));
             } else {
-                feed("labels", &labels, &dims).into()
-            };
-            let batch = TokenBatch::new(input_ids);
+                feeds.push((LABELS, feed(LABELS, &labels, &dims)));
+            }
+            let inputs: Inputs = feeds.into_iter().collect();
             let specs = model.parameters();
             let tensors = parameter_tensors(&mut recording, &specs).unwrap();
             let trace = recording.trace().clone();
-            let loss = xtrain_models::loss(
-                &*model,
-                &Weights::new(&trace, &tensors),
-                &batch,
-                &labels,
-                &DropoutRng::off(),
-                0.0,
-            )
-            .unwrap();
+            let outcome = MaskedToken::default().record(&Forward {
+                model: &*model,
+                weights: &Weights::new(&trace, &tensors),
+                inputs: &inputs,
+                rng: &DropoutRng::off(),
+            });
+            let loss = outcome.unwrap().loss;
             let leaves: Vec<_> = specs
                 .iter()
                 .map(|spec| tensors[&spec.name].held()[0].clone())

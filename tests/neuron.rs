@@ -2,10 +2,13 @@
 //! that the compiler is known to take, and the whole path (find, set up, lower, compile, store,
 //! run, save, resume, fail) goes through the same calls with our CPU plugin in the place of AWS's.
 
-use crate::support::{Command, Run, copy_tokenizer, data_text, json_lines, small_config, xtrain};
+use crate::support::{
+    Command, Run, copy_tokenizer, data_text, json_lines, objective_of, small_config, xtrain,
+};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xtrain::cache::{CacheSettings, emit};
 use xtrain::data::HostLabels;
 use xtrain::parallel::Mesh;
@@ -13,12 +16,12 @@ use xtrain::runtime::{Library, conformance, hlo};
 use xtrain::trainer::ahead::{Ahead, RunShapes};
 use xtrain::trainer::device;
 use xtrain::trainer::evaluate::Metrics;
-use xtrain::trainer::feed::{BatchShape, LabelShape};
+use xtrain::trainer::feed::BatchShape;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{TrainStep, placements};
 use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target, Tensor};
-use xtrain_models::{Config, HeadKind, Predictions};
+use xtrain_models::{Config, HeadKind, MaskedToken, Objective, Predictions};
 
 /// The CPU plugin's file.
 pub fn stand_in() -> PathBuf {
@@ -102,29 +105,35 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 Err(error) if task != own && error.to_string().contains("is not for") => continue,
                 built => built.unwrap(),
             };
-            let batch = |labels| BatchShape {
-                rows: 2,
-                tokens: 16,
-                labels,
-                attention_mask: task != HeadKind::CausalLm,
-                token_type_ids: own == HeadKind::MaskedLm,
-                variant: None,
+            // With room for 8 labels of 32, and for all.
+            let few = Arc::new(MaskedToken {
+                share: Some(0.05),
+                ..Default::default()
+            });
+            let all = objective_of(task, 0.0);
+            let objectives = match task {
+                HeadKind::MaskedLm => vec![few as Arc<dyn Objective>, all],
+                _ => vec![all],
             };
-            let labels = match task {
-                HeadKind::CausalLm => vec![LabelShape::Tokens],
-                HeadKind::MaskedLm => vec![LabelShape::Positions(8), LabelShape::Tokens],
-                HeadKind::SequenceClassification { .. } => vec![LabelShape::Classes],
-                HeadKind::TokenClassification { .. } => vec![LabelShape::Tokens],
+            let batch = |objective: &dyn Objective| {
+                let mut shape = BatchShape::of(objective, 2, 16);
+                if task != HeadKind::CausalLm {
+                    shape = shape.with_attention_mask();
+                }
+                if own == HeadKind::MaskedLm {
+                    shape = shape.with_token_type_ids();
+                }
+                shape
             };
-            for (precision, kind, accumulation, labels) in
+            for (precision, kind, accumulation, objective) in
                 [Precision::F32, Precision::Bf16, Precision::Fp16]
                     .into_iter()
                     .flat_map(|precision| [(precision, ADAMW), (precision, SGD)])
                     .flat_map(|(precision, kind)| [(precision, kind, 1), (precision, kind, 2)])
                     .flat_map(|(precision, kind, n)| {
-                        labels
+                        objectives
                             .iter()
-                            .map(move |labels| (precision, kind, n, *labels))
+                            .map(move |objective| (precision, kind, n, objective))
                     })
             {
                 // Two optimizers of one precision do not differ in models, nor two accumulations in
@@ -138,8 +147,8 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     continue;
                 }
                 let shapes = RunShapes {
-                    train: vec![batch(labels)],
-                    eval: vec![batch(labels)],
+                    train: vec![batch(&**objective)],
+                    eval: vec![batch(&**objective)],
                     accumulation,
                 };
                 // What replicas exchange does not depend on the products' precision but for fp16's
@@ -184,7 +193,8 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     session.set_placements(placements);
                     session.set_sequence_parallel(sequence_parallel);
                     let train_step =
-                        TrainStep::new(&*model, settings, schedule, 1).with_precision(precision);
+                        TrainStep::new(&*model, objective.clone(), settings, schedule, 1)
+                            .with_precision(precision);
                     let train_step = train_step.with_checkpointing(checkpointing);
                     let recorded = Ahead {
                         session: &mut session,
@@ -271,18 +281,14 @@ fn the_cpus_modules_do_break_rules() {
     };
     let train_step = TrainStep::new(
         &*model,
+        objective_of(model.head_kind(), 0.0),
         OptimizerSettings::constant(ADAMW, 1e-3),
         schedule,
         1,
     );
-    let batch = BatchShape {
-        rows: 2,
-        tokens: 16,
-        labels: LabelShape::Tokens,
-        attention_mask: true,
-        token_type_ids: true,
-        variant: None,
-    };
+    let batch = BatchShape::of(train_step.objective(), 2, 16)
+        .with_attention_mask()
+        .with_token_type_ids();
     let shapes = RunShapes {
         train: vec![batch],
         eval: Vec::new(),

@@ -3,6 +3,7 @@
 //! Curves and resumes are in `train.rs`.
 
 use crate::golden::for_each_family;
+use crate::support::objective_of;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::session::{Recording, Session};
@@ -241,6 +242,7 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
             };
             let train_step = TrainStep::new(
                 &*case.model,
+                objective_of(case.model.head_kind(), 0.0),
                 OptimizerSettings::constant(*kind, 1e-3),
                 schedule,
                 1,

@@ -2,13 +2,13 @@
 //! moments exist once because a step's state is donated to the next. Figures are printed
 //! (`--nocapture`); times are never asserted.
 
-use crate::support::{data_dir, xtrain};
+use crate::support::{data_dir, objective_of, xtrain};
 use serde_json::Value;
 use std::fs;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::ahead::{Ahead, RunShapes};
-use xtrain::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
+use xtrain::trainer::feed::{BatchShape, DeviceBatch};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
 use xtrain::trainer::{device, parameters};
@@ -154,6 +154,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     };
     let train_step = TrainStep::new(
         &*model,
+        objective_of(model.head_kind(), 0.0),
         OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
         1,
@@ -322,18 +323,12 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     };
     let train_step = TrainStep::new(
         &*model,
+        objective_of(model.head_kind(), 0.0),
         OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
         1,
     );
-    let batch = BatchShape {
-        rows: 1,
-        tokens: 16,
-        labels: LabelShape::Tokens,
-        attention_mask: false,
-        token_type_ids: false,
-        variant: None,
-    };
+    let batch = BatchShape::of(train_step.objective(), 1, 16);
     let shapes = RunShapes {
         train: vec![batch],
         eval: Vec::new(),

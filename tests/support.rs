@@ -3,8 +3,11 @@
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xtrain::checkpoint::hf;
-use xtrain_models::Config;
+use xtrain_models::{
+    Class, Config, HeadKind, MaskedToken, NextToken, Objective, Regression, TokenLabel,
+};
 use xtrain_test_groups::Group;
 
 /// The repository's own test data: texts, tables, tokenizers and golden cases. `README.md` there
@@ -376,4 +379,18 @@ pub fn small_config(model_type: &str) -> Config {
     }
     config.set("pad_token_id", 1);
     config
+}
+
+/// What a model with this head is trained for, its labels smoothed by this share.
+pub fn objective_of(head: HeadKind, smoothing: f64) -> Arc<dyn Objective> {
+    match head {
+        HeadKind::CausalLm => Arc::new(NextToken { smoothing }),
+        HeadKind::MaskedLm => Arc::new(MaskedToken {
+            smoothing,
+            share: None,
+        }),
+        HeadKind::REGRESSION => Arc::new(Regression),
+        HeadKind::SequenceClassification { .. } => Arc::new(Class { smoothing }),
+        HeadKind::TokenClassification { .. } => Arc::new(TokenLabel { smoothing }),
+    }
 }

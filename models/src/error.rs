@@ -49,6 +49,12 @@ pub enum Error {
         heads: usize,
         legal: String,
     },
+    /// An objective asks for something that the batch is not fed.
+    #[error("the batch is not fed `{name}`; it has {}", known.join(", "))]
+    NoSuchFeed {
+        name: String,
+        known: Vec<&'static str>,
+    },
     /// Nothing is left to train.
     #[error("all {parameters} parameters of the model are frozen: there is nothing to train")]
     AllFrozen { parameters: usize },

@@ -2,7 +2,7 @@
 //! Hugging Face does and record tensor operations.
 //!
 //! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model declares and
-//! reaches its parameters), [`HeadKind`] (its head) and the losses, `gpt2`, then `bert`, whose
+//! reaches its parameters), [`HeadKind`] (its head), [`Objective`] (what it is trained for), `gpt2`, then `bert`, whose
 //! layers `roberta` and `albert` call.
 //!
 //! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a
@@ -37,6 +37,7 @@ mod loss;
 mod model;
 mod modernbert;
 mod names;
+mod objective;
 mod parameter;
 mod roberta;
 mod rotary;
@@ -55,8 +56,12 @@ pub use freeze::freeze;
 pub use head::HeadKind;
 pub use kv_cache::KvCache;
 pub use linear::Linear;
-pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, logits, loss};
+pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
+pub use objective::{
+    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, MaskedToken, NextToken,
+    Objective, Outcome, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
+};
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
 pub use tensor_parallel::tensor_shard_specs;
 pub use weights::{Weight, Weights};

@@ -1,4 +1,4 @@
-//! Logits and the loss of each head.
+//! Logits, and what compares them with labels.
 //!
 //! Letters: B batch, T tokens, N = B * T, K positions with a label, L labels of a classification, V
 //! vocabulary.
@@ -12,11 +12,31 @@ use xtrain_graphs::op::Comparison;
 use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// The sum of the losses and the number of labels that have one.
+#[derive(Clone)]
 pub struct LossSum {
     /// `f32[]`
     pub sum: Tensor,
     /// `f32[]`, exact below 2^24 labels.
     pub count: Tensor,
+    /// `f32[n]`: the sums, over what `count` counts, whose means
+    /// [`Objective::measures`](crate::Objective::measures) names.
+    pub measured: Option<Tensor>,
+}
+
+impl LossSum {
+    /// The same with these sums, each `f32[]`, measured besides.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn measuring(self, sums: &[Tensor]) -> Result<LossSum> {
+        let vectors = sums.iter().map(|sum| sum.reshape(&[1]));
+        let vectors = vectors.collect::<xtrain_graphs::Result<Vec<_>>>()?;
+        let measured = Tensor::concat(&vectors.iter().collect::<Vec<_>>(), 0)?;
+        Ok(LossSum {
+            measured: Some(measured),
+            ..self
+        })
+    }
 }
 
 /// The label that takes no part in the loss, as in transformers.
@@ -43,7 +63,12 @@ pub fn logits(
 
 /// The model's head. Where the vocabulary's tables were filled up to divide between devices, logits
 /// of rows that are none are so low that they take no part in anything.
-fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+pub(crate) fn head(
+    model: &dyn Model,
+    weights: &Weights,
+    rows: &Tensor,
+    rng: &DropoutRng,
+) -> Result<Tensor> {
     let logits = model.head(weights, rows, rng)?;
     let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
     if !model.head_kind().is_language_model() || width == vocabulary {
@@ -62,25 +87,6 @@ fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, rng: &DropoutRng) -
 /// The logit of what is no word.
 const NO_WORD: f64 = -1e9;
 
-/// The labels of a batch: what the loss compares predictions with.
-pub struct Labels {
-    /// For the shapes see [`HeadKind`]; with `masked_positions`, `s32[K]`.
-    pub ids: Tensor,
-    /// Of masked language modelling, `s32[K]`: the positions among N = B * T that `ids` are of. Logits
-    /// are computed for these only, which is the same loss as long as every position that has a label
-    /// is among them. `None`: one label for each position.
-    pub masked_positions: Option<Tensor>,
-}
-
-impl From<Tensor> for Labels {
-    fn from(ids: Tensor) -> Self {
-        Labels {
-            ids,
-            masked_positions: None,
-        }
-    }
-}
-
 /// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, N of
 /// a token classifier, B of a sequence classifier.
 pub struct Predictions {
@@ -93,42 +99,18 @@ pub struct Predictions {
 }
 
 impl Predictions {
-    /// Runs the model on a batch and pairs its logits with `labels`.
-    ///
-    /// # Errors
-    /// If the forward pass cannot be recorded, or the labels are of another shape than its head's.
-    pub fn of(
-        model: &dyn Model,
-        weights: &Weights,
-        batch: &TokenBatch,
-        labels: &Labels,
-        rng: &DropoutRng,
-    ) -> Result<Self> {
-        let logits = match &labels.masked_positions {
-            Some(positions) => {
-                let rows = model.hidden(weights, batch, rng)?.take_rows(positions)?;
-                head(model, weights, &rows, rng)?
-            }
-            None => logits(model, weights, batch, rng)?,
-        };
-        let _scope = logits.trace().clone().scope("loss");
-        let labels = match model.head_kind() {
-            HeadKind::CausalLm => next_tokens(&labels.ids)?,
-            HeadKind::MaskedLm | HeadKind::TokenClassification { .. } => {
-                labels.ids.reshape(&[labels.ids.shape().elements()])?
-            }
-            HeadKind::SequenceClassification { .. } => labels.ids.clone(),
-        };
+    /// The logits of a model's head with the label of each row.
+    pub fn new(model: &dyn Model, logits: Tensor, labels: Tensor) -> Self {
         let classes = if model.head_kind().is_language_model() {
             model.vocab_size()
         } else {
             logits.dims()[1]
         };
-        Ok(Predictions {
+        Predictions {
             logits,
             labels,
             classes,
-        })
+        }
     }
 
     /// `pred[R]`: which rows have a label.
@@ -145,26 +127,48 @@ impl Predictions {
         self.labels.dtype().is_float()
     }
 
-    /// Cross-entropy or, of a regression, the squared error, summed over the rows that have a
-    /// label. With a `smoothing` above 0 the cross-entropy is that with a label that has
-    /// `1 - smoothing` and each class an equal share of the rest (Szegedy et al. 2016), as
-    /// transformers' LabelSmoother; a regression has none.
-    pub fn loss(&self, smoothing: f64) -> Result<LossSum> {
+    /// Cross-entropy, summed over the rows that have a label. With a `smoothing` above 0 it is that
+    /// with a label that has `1 - smoothing` and each class an equal share of the rest (Szegedy et
+    /// al. 2016), as transformers' LabelSmoother.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn cross_entropy(&self, smoothing: f64) -> Result<LossSum> {
         let _scope = self.logits.trace().clone().scope("loss");
-        let losses = if self.are_numbers() {
-            self.squared_errors()?
-        } else {
-            let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
-            if smoothing == 0.0 {
-                losses
-            } else {
-                losses.add(&self.above_mean()?.mul_scalar(smoothing)?)?
-            }
-        };
+        let losses = self.cross_entropies()?;
+        if smoothing == 0.0 {
+            return self.sum(&losses);
+        }
+        self.sum(&losses.add(&self.above_mean()?.mul_scalar(smoothing)?)?)
+    }
+
+    /// `f32[R]`: the cross-entropy of each row, 0 where there is no label.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn cross_entropies(&self) -> Result<Tensor> {
+        Ok(self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?)
+    }
+
+    /// The squared error, summed over the rows that have a label; the labels are numbers.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn squared_error(&self) -> Result<LossSum> {
+        let _scope = self.logits.trace().clone().scope("loss");
+        self.sum(&self.squared_errors()?)
+    }
+
+    /// The sum of what each row contributes, `[R]`, of which those without a label must be 0.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn sum(&self, losses: &Tensor) -> Result<LossSum> {
         let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
         Ok(LossSum {
             sum: losses.sum_all()?,
             count,
+            measured: None,
         })
     }
 
@@ -246,31 +250,4 @@ impl Predictions {
             .select(&place, &last)?
             .min(&[1])?)
     }
-}
-
-/// The loss of a batch by the model's task; for `smoothing` see [`Predictions::loss`].
-pub fn loss(
-    model: &dyn Model,
-    weights: &Weights,
-    batch: &TokenBatch,
-    labels: &Labels,
-    rng: &DropoutRng,
-    smoothing: f64,
-) -> Result<LossSum> {
-    Predictions::of(model, weights, batch, labels, rng)?.loss(smoothing)
-}
-
-/// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which
-/// would have to be copied.
-fn next_tokens(labels: &Tensor) -> Result<Tensor> {
-    let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
-    let last = labels
-        .trace()
-        .constant(IGNORED_LABEL as f64, labels.dtype())?
-        .broadcast_to(&[rows, 1])?;
-    let shifted = match tokens {
-        1 => last,
-        _ => Tensor::concat(&[&labels.slice_dim(1, 1, tokens)?, &last], 1)?,
-    };
-    Ok(shifted.reshape(&[rows * tokens])?)
 }

@@ -14,7 +14,7 @@ use crate::report::scaling::Exchange;
 use crate::report::table::Table;
 use crate::report::units::{bytes, exact, flop};
 use crate::runtime::CompiledMemory;
-use crate::trainer::feed::{BatchShape, LabelShape};
+use crate::trainer::feed::BatchShape;
 use crate::trainer::fit::Footprint;
 use crate::trainer::settings::{Checkpointing, WeightStorage};
 use crate::trainer::step::TrainStep;
@@ -112,7 +112,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         table.pair("work per step", format!("{most}{work}"));
         let placements = run.session.placements();
         if let Some(stages) = placements.stages() {
-            let step = run.execution().recorded_step(model);
+            let step = run.execution().recorded_step(model, &run.task.objective);
             describe_stages(&mut table, plan, stages, &step, placements);
         }
         for axis in Axis::ALL {
@@ -294,11 +294,7 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
 
 /// Floating-point operations of a batch.
 fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
-    let tokens = shape.rows * shape.tokens;
-    let skipped = match shape.labels {
-        LabelShape::Positions(positions) => tokens - positions,
-        LabelShape::Tokens | LabelShape::Classes | LabelShape::Numbers => 0,
-    };
+    let skipped = shape.rows * shape.tokens - shape.head_rows();
     model.step_flops(shape.rows, shape.tokens) - model.head_flops(skipped)
 }
 

@@ -27,7 +27,7 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
     run.resolve_auto_batch(Some(&mut target))?;
     let steps = run.record()?;
     let execution = run.execution();
-    let step_of_run = execution.recorded_step(&*run.loaded.model);
+    let step_of_run = execution.recorded_step(&*run.loaded.model, &run.task.objective);
     // What only measures or checks a card is of no interest before there is one; it may have to be
     // lowered here for it, though.
     let (measuring, steps): (Vec<_>, Vec<_>) = steps

@@ -11,24 +11,24 @@ use crate::report::memory;
 use crate::report::units::bytes;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
-use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
+use crate::trainer::feed::{BatchShape, DeviceBatch};
 use crate::trainer::session::{Buffers, local_devices};
 use crate::trainer::{self};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::IGNORED_LABEL;
+use xtrain_models::{
+    ATTENTION_MASK, Feed, IGNORED_LABEL, INPUT_IDS, LABELS, Objective, POSITIONS, TOKEN_TYPE_IDS,
+};
 
 /// What a run's batches look like.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct BatchForm {
     /// Every T, from short to long.
     pub lengths: Vec<usize>,
     /// Whether the run can have batches of other lengths, so that names tell them apart.
     pub named: bool,
-    /// Of all tokens or sequences.
-    pub labels: LabelShape,
-    /// The share of the tokens that have a label, where logits are wanted for these alone.
-    pub labelled_share: Option<f64>,
+    /// Says what they are fed besides what models read.
+    pub objective: Arc<dyn Objective>,
     /// Batches have an attention mask, `[B, T]`: they can have padding.
     pub attention_mask: bool,
     /// Batches have token type ids, `[B, T]`: rows are pairs of texts, and the model reads them.
@@ -36,15 +36,6 @@ pub struct BatchForm {
     /// Whose replicas each batch is cut for: contiguous rows in their order, as accelerate deals out
     /// consecutive batches. Each stage of a pipeline gets the whole batch.
     pub mesh: Mesh,
-}
-
-/// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability.
-/// The number of those chosen is binomial: five standard deviations above its mean are passed once
-/// in three million batches. `None` where little would be saved by leaving out the others.
-fn positions(tokens: usize, probability: f64) -> Option<usize> {
-    let (n, p) = (tokens as f64, probability);
-    let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
-    Some(room.next_multiple_of(8)).filter(|room| 5 * room < 4 * tokens)
 }
 
 impl BatchForm {
@@ -74,12 +65,6 @@ impl BatchForm {
         ))
     }
 
-    fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
-        self.labelled_share
-            .and_then(|share| positions(rows * tokens, share))
-            .map_or(self.labels, LabelShape::Positions)
-    }
-
     /// What tells batches of this length from others.
     fn variant(&self, tokens: usize) -> Option<Arc<str>> {
         self.named.then(|| tokens.to_string().into())
@@ -87,13 +72,16 @@ impl BatchForm {
 
     /// The shapes of batches of `rows` rows a replica, which decide about graphs.
     pub fn shapes(&self, rows: usize) -> Vec<BatchShape> {
-        let shape = |tokens: &usize| BatchShape {
-            rows,
-            tokens: *tokens,
-            labels: self.label_shape(rows, *tokens),
-            attention_mask: self.attention_mask,
-            token_type_ids: self.token_type_ids,
-            variant: self.variant(*tokens),
+        let shape = |tokens: &usize| {
+            let mut shape = BatchShape::of(&*self.objective, rows, *tokens);
+            if self.attention_mask {
+                shape = shape.with_attention_mask();
+            }
+            if self.token_type_ids {
+                shape = shape.with_token_type_ids();
+            }
+            shape.variant = self.variant(*tokens);
+            shape
         };
         self.lengths.iter().map(shape).collect()
     }
@@ -111,52 +99,47 @@ impl BatchForm {
             mesh: self.mesh,
         };
         let mut variant = self.variant(tokens);
-        let mut masked_positions = None;
-        let labels = match &batch.labels {
-            HostLabels::Classes(labels) => put.array(DType::S32, labels)?,
-            HostLabels::Numbers(labels) => put.array(DType::F32, labels)?,
-            HostLabels::Tokens(labels) => match self.label_shape(rows, tokens) {
-                LabelShape::Positions(room) => {
-                    let all = labels.as_slice().expect("batches are contiguous");
-                    let chosen: Option<Vec<_>> = all
-                        .chunks(rows * tokens)
-                        .map(|shard| labelled(shard, room))
-                        .collect();
-                    match chosen {
-                        Some(chosen) => {
-                            let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-                            masked_positions =
-                                Some(put.rows(DType::S32, &chosen.concat(), &[room])?);
-                            put.rows(DType::S32, &ids.concat(), &[room])?
-                        }
-                        None => {
-                            // Overflow (about one batch in a million): use the graph with logits for
-                            // every token.
-                            variant = Some(
-                                variant
-                                    .map_or("all".into(), |length| format!("{length}.all").into()),
-                            );
-                            put.array(DType::S32, labels)?
-                        }
-                    }
+        let mut feeds = vec![(INPUT_IDS, put.array(DType::S32, &batch.input_ids)?)];
+        let shapes = self.objective.feeds(rows, tokens);
+        let room = shapes.iter().find(|feed| feed.name == POSITIONS);
+        match (&batch.labels, room) {
+            (HostLabels::Tokens(labels), Some(Feed { shape, .. })) => {
+                let room = shape.elements();
+                let all = labels.as_slice().expect("batches are contiguous");
+                let chosen: Option<Vec<_>> = all
+                    .chunks(rows * tokens)
+                    .map(|shard| labelled(shard, room))
+                    .collect();
+                if let Some(chosen) = chosen {
+                    let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+                    feeds.push((LABELS, put.rows(DType::S32, &ids.concat(), &[room])?));
+                    feeds.push((POSITIONS, put.rows(DType::S32, &chosen.concat(), &[room])?));
+                } else {
+                    // Overflow (about one batch in a million): use the graph with logits for every
+                    // token.
+                    variant =
+                        Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
+                    feeds.push((LABELS, put.array(DType::S32, labels)?));
                 }
-                _ => put.array(DType::S32, labels)?,
-            },
-        };
+            }
+            (HostLabels::Tokens(labels), None) => {
+                feeds.push((LABELS, put.array(DType::S32, labels)?));
+            }
+            (HostLabels::Classes(labels), _) => {
+                feeds.push((LABELS, put.array(DType::S32, labels)?));
+            }
+            (HostLabels::Numbers(labels), _) => {
+                feeds.push((LABELS, put.array(DType::F32, labels)?));
+            }
+        }
+        if let Some(mask) = &batch.attention_mask {
+            feeds.push((ATTENTION_MASK, put.array(DType::Pred, mask)?));
+        }
+        if let Some(types) = &batch.token_type_ids {
+            feeds.push((TOKEN_TYPE_IDS, put.array(DType::S32, types)?));
+        }
         Ok(DeviceBatch {
-            input_ids: put.array(DType::S32, &batch.input_ids)?,
-            labels,
-            masked_positions,
-            attention_mask: batch
-                .attention_mask
-                .as_ref()
-                .map(|mask| put.array(DType::Pred, mask))
-                .transpose()?,
-            token_type_ids: batch
-                .token_type_ids
-                .as_ref()
-                .map(|types| put.array(DType::S32, types))
-                .transpose()?,
+            feeds,
             host_labels: Some(batch.labels),
             shards,
             examples: batch.examples,
@@ -304,13 +287,10 @@ impl Upload<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use xtrain_models::MaskedToken;
 
     #[test]
-    fn places_have_room_for_what_is_chosen() {
-        // 16 x 128 tokens at 15%: 307.2 on average, standard deviation 16.2.
-        assert_eq!(positions(2048, 0.15), Some(392));
-        assert_eq!(positions(2048, 0.8), None, "nothing is saved");
-        assert_eq!(positions(16, 0.15), None, "too few to be sure of anything");
+    fn positions_are_filled_up() {
         assert_eq!(
             labelled(&[-100, 7, -100, 0], 3),
             Some((vec![1, 3, 0], vec![7, 0, -100]))
@@ -323,8 +303,10 @@ mod tests {
         let form = |lengths: &[usize]| BatchForm {
             lengths: lengths.to_vec(),
             named: lengths.len() > 1,
-            labels: LabelShape::Tokens,
-            labelled_share: Some(0.15),
+            objective: Arc::new(MaskedToken {
+                share: Some(0.15),
+                ..Default::default()
+            }),
             attention_mask: true,
             token_type_ids: false,
             mesh: Mesh::single(),
@@ -340,6 +322,6 @@ mod tests {
             variants(form(&[64, 128])),
             [Some("64".into()), Some("128".into())]
         );
-        assert_eq!(form(&[128]).shapes(8)[0].labels, LabelShape::Positions(216));
+        assert_eq!(form(&[128]).shapes(8)[0].head_rows(), 216);
     }
 }

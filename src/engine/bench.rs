@@ -12,7 +12,6 @@ use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
 use crate::runtime::Library;
 use crate::trainer::ahead::{Ahead, RunShapes};
-use crate::trainer::feed::LabelShape;
 use crate::trainer::matmul_peak;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
@@ -21,10 +20,11 @@ use ndarray::Array2;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::Precision;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_models::{Config, HeadKind, IGNORED_LABEL};
+use xtrain_models::{Config, HeadKind, IGNORED_LABEL, MaskedToken, NextToken, Objective};
 
 /// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
 const MASKED: f64 = 0.15;
@@ -80,13 +80,19 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         warmup: 0,
         total,
     };
-    let train_step = execution.step(model, schedule);
-    let labelled_share = (task == HeadKind::MaskedLm).then_some(MASKED);
+    let objective: Arc<dyn Objective> = match task {
+        HeadKind::MaskedLm => Arc::new(MaskedToken {
+            share: Some(MASKED),
+            ..MaskedToken::default()
+        }),
+        _ => Arc::new(NextToken::default()),
+    };
+    let train_step = execution.step(model, &objective, schedule);
+    let labelled_share = objective.labelled_share();
     let form = BatchForm {
         lengths: vec![*plan.train.flags.seq],
         named: false,
-        labels: LabelShape::Tokens,
-        labelled_share,
+        objective,
         attention_mask: false,
         token_type_ids: false,
         mesh: plan.train.mesh,

@@ -102,6 +102,7 @@ impl Run {
         evaluate(
             &mut self.session,
             &*self.loaded.model,
+            &*self.task.objective,
             &mut batches,
             self.task.metrics(),
         )

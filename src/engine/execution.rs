@@ -11,8 +11,9 @@ use crate::parallel::Mesh;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::session::Session;
 use crate::trainer::step::{TrainStep, placements};
+use std::sync::Arc;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_models::Model;
+use xtrain_models::{Model, Objective};
 
 /// The devices of a run, and how its graphs are made for them.
 #[derive(Clone, Debug)]
@@ -63,7 +64,6 @@ impl Execution {
         let mut session = open_device(&self.device, train.mesh, &self.cache)?;
         session.set_eval_precision(train.eval_precision);
         session.set_storage(train.optimizer.storage);
-        session.set_label_smoothing(*train.flags.label_smoothing_factor);
         session.set_placements(placements);
         session.set_schedule(*train.flags.pipeline_schedule);
         session.set_sequence_parallel(*train.flags.sequence_parallel);
@@ -72,9 +72,15 @@ impl Execution {
     }
 
     /// The training step of a model.
-    pub fn step<'m>(&self, model: &'m dyn Model, schedule: Schedule) -> TrainStep<'m> {
+    pub fn step<'m>(
+        &self,
+        model: &'m dyn Model,
+        objective: &Arc<dyn Objective>,
+        schedule: Schedule,
+    ) -> TrainStep<'m> {
         let (train, flags) = (&self.train, &self.train.flags);
-        TrainStep::new(model, train.optimizer.clone(), schedule, *flags.seed)
+        let (objective, optimizer) = (objective.clone(), train.optimizer.clone());
+        TrainStep::new(model, objective, optimizer, schedule, *flags.seed)
             .with_precision(train.precision)
             .with_buckets(*flags.gradient_bucket_mb << 20)
             .with_checkpointing(train.checkpointing)
@@ -83,13 +89,17 @@ impl Execution {
 
     /// The same for recording its graphs only: the learning rate is fed at each step, so that no
     /// graph knows the schedule.
-    pub fn recorded_step<'m>(&self, model: &'m dyn Model) -> TrainStep<'m> {
+    pub fn recorded_step<'m>(
+        &self,
+        model: &'m dyn Model,
+        objective: &Arc<dyn Objective>,
+    ) -> TrainStep<'m> {
         let schedule = Schedule {
             kind: ScheduleKind::Constant,
             peak: 0.0,
             warmup: 0,
             total: 0,
         };
-        self.step(model, schedule)
+        self.step(model, objective, schedule)
     }
 }

@@ -93,7 +93,7 @@ impl Run {
         let execution = self.execution();
         let found = largest_batch(budget, |batch| {
             let shapes = self.shapes_of(batch);
-            let step = execution.recorded_step(&*self.loaded.model);
+            let step = execution.recorded_step(&*self.loaded.model, &self.task.objective);
             let mut ahead = Ahead {
                 session: &mut self.session,
                 step: &step,
@@ -158,7 +158,7 @@ impl Run {
                 .map_err(failed("reading the compiled module"))?
         };
         let execution = self.execution();
-        let step = execution.recorded_step(&*self.loaded.model);
+        let step = execution.recorded_step(&*self.loaded.model, &self.task.objective);
         Breakdown::of(&step, self.session.placements(), found, &module)
     }
 }

@@ -55,7 +55,7 @@ impl Run {
         work: impl FnOnce(&mut Ahead) -> Trained<T>,
     ) -> Result<T, Error> {
         let (shapes, execution) = (self.shapes(), self.execution());
-        let step = execution.recorded_step(&*self.loaded.model);
+        let step = execution.recorded_step(&*self.loaded.model, &self.task.objective);
         let mut ahead = Ahead {
             session: &mut self.session,
             step: &step,

@@ -17,7 +17,7 @@ use crate::trainer::parameters::Head;
 use serde_json::Value;
 use std::sync::Arc;
 use xtrain_graphs::Tensor;
-use xtrain_models::{Config, Model, Predictions};
+use xtrain_models::{Config, Model, Objective, Predictions};
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +254,9 @@ pub struct TaskData {
     plan: TaskPlan,
     flags: Arc<Flags>,
     context: Context,
+    /// What the model is trained for: the task's own, unless a program puts another one here before
+    /// the run begins.
+    pub objective: Arc<dyn Objective>,
     /// Of a stream whose first file was opened: whether its batches have segments.
     segments: Option<bool>,
 }
@@ -277,7 +280,10 @@ impl TaskData {
         {
             say(&format!("note: {note}"));
         }
+        let label_map = labels.as_ref().map(|labels| &labels.map);
+        let smoothing = *run.train.flags.label_smoothing_factor;
         let task = TaskData {
+            objective: plan.objective(label_map, smoothing),
             plan,
             flags: run.train.flags.clone(),
             context: Context {
@@ -421,8 +427,7 @@ impl TaskData {
         BatchForm {
             lengths,
             named,
-            labels: self.plan.label_shape(self.labels()),
-            labelled_share: self.plan.labelled_share(),
+            objective: self.objective.clone(),
             attention_mask: self.plan.padding().is_some(),
             token_type_ids: match sets.first() {
                 Some(set) => set.has_token_type_ids(),

@@ -91,7 +91,7 @@ impl Run {
         } = self;
         let (settings, model) = (&plan.train, &*loaded.model);
         let flags = &settings.flags;
-        let step = execution.step(model, schedule);
+        let step = execution.step(model, &task.objective, schedule);
         let extra_state = step.extra_state(length.accumulation > 1);
 
         let mut resuming = Resuming {
@@ -170,6 +170,7 @@ impl Run {
             *flags.logging_first_step,
             *flags.include_num_input_tokens_seen,
             Some(peak),
+            task.objective.measures(),
         );
         let mut all = vec![boxed(log), boxed(telemetry)];
         if replicas::have_equals(settings.mesh, session.placements()) {
@@ -184,6 +185,7 @@ impl Run {
             let rows = *flags.per_device_eval_batch_size;
             all.push(boxed(EvaluateHook {
                 model,
+                objective: &*task.objective,
                 metrics: Box::new(|| task.metrics()),
                 batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
                 times: evaluation_times(settings),

@@ -65,7 +65,7 @@ pub enum Record {
     Summary(SummaryRecord),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainRecord {
     /// Mean over the optimizer steps since the last record that had one; NaN of none.
     pub loss: f64,
@@ -75,6 +75,8 @@ pub struct TrainRecord {
     pub learning_rate: f64,
     /// `None` where the loss is not scaled.
     pub scaling: Option<ScalingRecord>,
+    /// What the objective measured in the last step, by name.
+    pub measured: Vec<(&'static str, f64)>,
     pub epoch: f64,
     /// Input tokens since the run began, if they are counted.
     pub tokens_seen: Option<u64>,
@@ -225,6 +227,8 @@ impl Record {
                     let skipped = exact("skipped_steps", scaling.skipped_steps as f64);
                     fields.extend([exact("loss_scale", scaling.loss_scale), skipped]);
                 }
+                let measured = r.measured.iter();
+                fields.extend(measured.map(|(name, value)| exact(name, *value)));
                 fields.push(epoch(r.epoch));
                 fields.extend(r.tokens_seen.map(tokens_seen));
                 fields
@@ -526,6 +530,7 @@ mod tests {
         grad_norm: Some(1.203125),
         learning_rate: 5e-5,
         scaling: None,
+        measured: Vec::new(),
         epoch: 0.504_032,
         tokens_seen: None,
         step: 10,
@@ -655,6 +660,7 @@ mod tests {
             grad_norm: None,
             learning_rate: 0.0,
             scaling: None,
+            measured: Vec::new(),
             epoch: 0.1,
             tokens_seen: None,
             step: 1,

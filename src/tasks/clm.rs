@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 
 use ndarray::s;
 use serde_json::{Value, json};
-use xtrain_models::{HeadKind, IGNORED_LABEL};
+use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::{Context, Length, Task};
@@ -75,6 +75,10 @@ impl Task for ClmDataSettings {
 
     fn head(&self, _labels: Option<&LabelMap>) -> HeadKind {
         HeadKind::CausalLm
+    }
+
+    fn objective(&self, _labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
+        Arc::new(NextToken { smoothing })
     }
 
     fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {

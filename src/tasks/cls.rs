@@ -8,7 +8,9 @@ use std::sync::atomic::AtomicU64;
 use ndarray::Array1;
 use serde_json::{Value, json};
 use xtrain_graphs::Tensor;
-use xtrain_models::{HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Predictions};
+use xtrain_models::{
+    Class, HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Objective, Predictions, Regression,
+};
 
 pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
@@ -25,7 +27,6 @@ use crate::data::{
 };
 use crate::report::csv;
 use crate::trainer::evaluate::Metrics;
-use crate::trainer::feed::LabelShape;
 
 /// Samples that a thread takes at a time.
 pub(super) const GROUP: usize = 256;
@@ -108,11 +109,11 @@ impl Task for ClsDataSettings {
         true
     }
 
-    fn label_shape(&self, labels: Option<&LabelMap>) -> LabelShape {
+    fn objective(&self, labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
         if labels.is_some_and(LabelMap::are_numbers) {
-            LabelShape::Numbers
+            Arc::new(Regression)
         } else {
-            LabelShape::Classes
+            Arc::new(Class { smoothing })
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
-use xtrain_models::HeadKind;
+use xtrain_models::{HeadKind, MaskedToken, Objective};
 
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::masking::Masking;
@@ -72,6 +72,13 @@ impl Task for MlmDataSettings {
         HeadKind::MaskedLm
     }
 
+    fn objective(&self, _labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
+        Arc::new(MaskedToken {
+            smoothing,
+            share: Some(self.mlm_probability),
+        })
+    }
+
     fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
         let (tokenizer, length) = (&context.tokenizer, context.length);
         let probability = self.mlm_probability;
@@ -118,10 +125,6 @@ impl Task for MlmDataSettings {
             "masked {} {} {}",
             self.mlm_probability, self.whole_word_mask, self.source.seed
         ))
-    }
-
-    fn labelled_share(&self) -> Option<f64> {
-        Some(self.mlm_probability)
     }
 
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {

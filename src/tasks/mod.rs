@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
-use xtrain_models::{Config, HeadKind};
+use xtrain_models::{Config, HeadKind, Objective};
 
 use crate::data::prepare::{Job, percentage};
 use crate::data::settings::{PaddingSettings, SourceSettings};
@@ -33,7 +33,6 @@ use crate::data::share::Share;
 use crate::data::stream::StreamSpec;
 use crate::data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use crate::trainer::evaluate::Metrics;
-use crate::trainer::feed::LabelShape;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
@@ -108,7 +107,7 @@ pub trait Task: Debug + Send + Sync {
         false
     }
 
-    /// The head that its model has, and with it the loss.
+    /// The head that its model has.
     fn head(&self, labels: Option<&LabelMap>) -> HeadKind;
 
     /// What there is besides, where labels have names.
@@ -143,16 +142,9 @@ pub trait Task: Debug + Send + Sync {
         None
     }
 
-    /// Shape and type of a batch's labels on the device.
-    fn label_shape(&self, _labels: Option<&LabelMap>) -> LabelShape {
-        LabelShape::Tokens
-    }
-
-    /// The share of the tokens that have a label, where that is small enough to compute logits for
-    /// these alone.
-    fn labelled_share(&self) -> Option<f64> {
-        None
-    }
+    /// What its model is trained for: the labels that batches are fed, and the loss. `smoothing` is
+    /// the share of each label that is spread over all classes.
+    fn objective(&self, labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective>;
 
     /// What an evaluation measures besides the loss, before the first batch.
     fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics>;

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::{Map, Value, json};
 use xtrain_graphs::Tensor;
-use xtrain_models::{HeadKind, IGNORED_LABEL, Predictions};
+use xtrain_models::{HeadKind, IGNORED_LABEL, Objective, Predictions, TokenLabel};
 
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
@@ -89,6 +89,10 @@ impl Task for TokenClsDataSettings {
         HeadKind::TokenClassification {
             labels: labels.map_or(0, LabelMap::len),
         }
+    }
+
+    fn objective(&self, _labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
+        Arc::new(TokenLabel { smoothing })
     }
 
     fn labelled(&self) -> Option<&dyn Labelled> {

@@ -150,7 +150,8 @@ impl Ahead<'_, '_> {
         for (shape, metrics) in evaluated.into_iter().flatten() {
             let mut recording = session.begin_abstract(state.clone());
             let inputs = abstract_batch(&mut recording, shape);
-            evaluate::record(&mut recording, step.model(), &inputs, metrics)?;
+            let (model, objective) = (step.model(), step.objective());
+            evaluate::record(&mut recording, model, objective, &inputs, metrics)?;
             add(
                 &recording,
                 &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()),

@@ -2,17 +2,18 @@
 //! masked.
 
 use super::error::Result;
-use super::feed::{BatchInputs, DeviceBatch, HostLabels, feed_batch, graph_name};
+use super::feed::{DeviceBatch, HostLabels, feed_batch, graph_name};
 use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DropoutRng, Tensor};
-use xtrain_models::{Model, Predictions, Weights};
+use xtrain_models::{Forward, Inputs, Model, Objective, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = crate::cache::EVALUATION;
 
-/// The graph's output: the loss, the number of labels, then what the metrics need.
+/// The graph's output: the loss, the number of labels, what the objective measures, then what the
+/// metrics need.
 const SUMS: &str = "sums";
 
 /// What an evaluation measures besides the loss, batch by batch: a task's own.
@@ -105,7 +106,8 @@ impl Evaluation {
 pub fn record(
     recording: &mut Recording,
     model: &dyn Model,
-    inputs: &BatchInputs,
+    objective: &dyn Objective,
+    inputs: &Inputs,
     metrics: &dyn Metrics,
 ) -> Result<()> {
     recording.evaluates();
@@ -113,18 +115,18 @@ pub fn record(
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
     let stages = recording.stages_by_layer();
-    let predictions = Predictions::of(
+    let outcome = objective.record(&Forward {
         model,
-        &weights,
-        &inputs.tokens,
-        &inputs.labels,
-        &DropoutRng::off(),
-    )?;
+        weights: &weights,
+        inputs,
+        rng: &DropoutRng::off(),
+    })?;
     drop(stages);
-    let loss = predictions.loss(recording.label_smoothing())?;
+    let loss = outcome.loss;
     let (sum, count) = (loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?);
     let mut sums = vec![sum, count];
-    if let Some(outputs) = metrics.record(&predictions)? {
+    sums.extend(loss.measured);
+    if let Some(outputs) = metrics.record(&outcome.predictions)? {
         sums.push(outputs.convert(sums[0].dtype())?);
     }
     let sums: Vec<&Tensor> = sums.iter().collect();
@@ -138,6 +140,7 @@ pub fn record(
 pub fn evaluate(
     session: &mut Session,
     model: &dyn Model,
+    objective: &dyn Objective,
     batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
     metrics: Box<dyn Metrics>,
 ) -> Result<Evaluation> {
@@ -145,6 +148,7 @@ pub fn evaluate(
     let mut totals = Totals {
         loss: 0.0,
         labels: 0.0,
+        measured: vec![0.0; objective.measures().len()],
         examples: 0,
         batches: 0,
         metrics,
@@ -154,7 +158,7 @@ pub fn evaluate(
         let batch = batch?;
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, &batch);
-        record(&mut recording, model, &inputs, &*totals.metrics)?;
+        record(&mut recording, model, objective, &inputs, &*totals.metrics)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
         let sums = marked.start_reading_each(SUMS)?;
         if let Some(earlier) = pending.replace(Pending {
@@ -174,7 +178,7 @@ pub fn evaluate(
         suffix: "",
         loss,
         perplexity: totals.metrics.has_perplexity().then(|| loss.exp()),
-        metrics: totals.metrics.values(totals.labels),
+        metrics: totals.values(objective),
         predictions: totals.metrics.predictions(),
         labels: totals.labels,
         examples: totals.examples,
@@ -196,12 +200,22 @@ struct Pending {
 struct Totals {
     loss: f64,
     labels: f64,
+    /// In the order of [`Objective::measures`].
+    measured: Vec<f64>,
     examples: usize,
     batches: usize,
     metrics: Box<dyn Metrics>,
 }
 
 impl Totals {
+    /// What the metrics and then the objective have measured.
+    fn values(&self, objective: &dyn Objective) -> Vec<(String, f64)> {
+        let names = objective.measures().iter().map(|name| name.to_string());
+        let means = self.measured.iter().map(|sum| sum / self.labels);
+        let metrics = self.metrics.values(self.labels).into_iter();
+        metrics.chain(names.zip(means)).collect()
+    }
+
     fn add(&mut self, batch: Pending) -> Result<()> {
         // What follows the loss and the count, of all replicas in the order of rows.
         let mut outputs = Vec::new();
@@ -209,7 +223,11 @@ impl Totals {
         for sums in batch.sums.wait()?.into_iter().step_by(batch.sharing) {
             self.loss += f64::from(sums[0]);
             self.labels += f64::from(sums[1]);
-            outputs.extend_from_slice(&sums[2..]);
+            let (measured, rest) = sums[2..].split_at(self.measured.len());
+            for (total, sum) in self.measured.iter_mut().zip(measured) {
+                *total += f64::from(*sum);
+            }
+            outputs.extend_from_slice(rest);
         }
         self.examples += batch.examples;
         self.batches += 1;

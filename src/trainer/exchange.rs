@@ -147,13 +147,7 @@ pub fn sum(
     let mut sums = gradients.to_vec();
     let Some(everywhere) = mesh.batch_groups() else {
         add_copies(recording, parameters, &mut sums)?;
-        return Ok((
-            LossSum {
-                sum: loss.sum.clone(),
-                count: loss.count.clone(),
-            },
-            sums,
-        ));
+        return Ok((loss.clone(), sums));
     };
     let _scope = recording.trace().scope("exchange");
     let kinds: Vec<Placement> = parameters
@@ -192,6 +186,10 @@ pub fn sum(
     let loss = LossSum {
         sum: loss.sum.all_reduce(&everywhere, last)?,
         count: loss.count.all_reduce(&everywhere, last)?,
+        measured: match &loss.measured {
+            Some(measured) => Some(measured.all_reduce(&everywhere, last)?),
+            None => None,
+        },
     };
     Ok((loss, sums))
 }

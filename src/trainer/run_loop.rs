@@ -110,7 +110,7 @@ impl AddAssign for StepWork {
 }
 
 /// A step whose numbers have been read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StepReport {
     /// Where the run stood after it.
     pub progress: Progress,
@@ -421,7 +421,7 @@ impl RunLoop<'_, '_> {
         let metrics = metrics?;
         let report = StepReport {
             progress: step.progress,
-            metrics,
+            metrics: metrics.clone(),
             learning_rate: step.learning_rate,
             work: StepWork {
                 steps: 1,

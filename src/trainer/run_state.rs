@@ -369,6 +369,7 @@ mod tests {
                 grad_norm: Some(number.sqrt()),
                 learning_rate: 5e-5 / (number + 1.0),
                 scaling: None,
+                measured: Vec::new(),
                 epoch: number / 7.0,
                 tokens_seen: Some(step * 1024),
                 step,

@@ -16,7 +16,7 @@ pub use metrics::{MetricsReader, PendingMetrics, Scaling, StepMetrics, read_metr
 pub use state::placements;
 
 use super::error::Result;
-use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
+use super::feed::{DeviceBatch, feed_batch, graph_name};
 use super::session::parameters::{ExtraState, parameter_shape};
 use super::session::{Recording, Session, StepOutputs};
 use super::settings::{OptimizerSettings, WeightStorage};
@@ -30,7 +30,7 @@ use xtrain_graphs::optim::Schedule;
 use xtrain_graphs::{
     Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with, step_key,
 };
-use xtrain_models::{Model, ParameterSpec, Weight, Weights, loss};
+use xtrain_models::{Forward, Inputs, Model, Objective, ParameterSpec, Weight, Weights};
 
 /// Whether a microbatch ends an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,7 @@ impl Phase {
 /// Records training steps of one model.
 pub struct TrainStep<'m> {
     model: &'m dyn Model,
+    objective: Arc<dyn Objective>,
     parameters: Vec<ParameterSpec>,
     /// Those of them that have a gradient.
     trained: Vec<ParameterSpec>,
@@ -69,6 +70,7 @@ impl<'m> TrainStep<'m> {
     /// A step in f32 that exchanges each gradient by itself and keeps all activations.
     pub fn new(
         model: &'m dyn Model,
+        objective: Arc<dyn Objective>,
         optimizer: OptimizerSettings,
         schedule: Schedule,
         seed: u64,
@@ -77,6 +79,7 @@ impl<'m> TrainStep<'m> {
         let trained = parameters.iter().filter(|parameter| parameter.trained);
         TrainStep {
             model,
+            objective,
             trained: trained.cloned().collect(),
             parameters,
             optimizer_step: OptimizerStep {
@@ -126,6 +129,11 @@ impl<'m> TrainStep<'m> {
         self.model
     }
 
+    /// What the model is trained for.
+    pub fn objective(&self) -> &dyn Objective {
+        &*self.objective
+    }
+
     /// The precision of the step's matmuls.
     pub fn precision(&self) -> Precision {
         self.precision
@@ -158,6 +166,7 @@ impl<'m> TrainStep<'m> {
         let options = StateOptions {
             accumulates,
             scales_loss: self.precision.needs_loss_scale(),
+            measures: self.objective.measures().len(),
             dtype: self.storage().optimizer_state(),
         };
         state::extra_state(optimizer, &self.trained, &options)
@@ -221,7 +230,7 @@ impl<'m> TrainStep<'m> {
     pub fn record(
         &self,
         recording: &mut Recording,
-        inputs: &BatchInputs,
+        inputs: &Inputs,
         phase: Phase,
         step: u64,
         microstep: u64,
@@ -231,16 +240,14 @@ impl<'m> TrainStep<'m> {
             .with_embedding_noise(self.embedding_noise);
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
-        let loss = {
+        let outcome = {
             let _stages = recording.stages_by_layer();
-            loss(
-                self.model,
-                &Weights::new(&trace, &weights),
-                &inputs.tokens,
-                &inputs.labels,
-                &rng,
-                recording.label_smoothing(),
-            )?
+            self.objective.record(&Forward {
+                model: self.model,
+                weights: &Weights::new(&trace, &weights),
+                inputs,
+                rng: &rng,
+            })?
         };
         let leaves: Vec<Tensor> = self
             .trained
@@ -248,14 +255,14 @@ impl<'m> TrainStep<'m> {
             .flat_map(|p| weights[&p.name].held())
             .cloned()
             .collect();
-        let mut root = loss.sum.clone();
+        let mut root = outcome.loss.sum.clone();
         let (is_scaled, mut divisor) = (self.precision.needs_loss_scale(), 1.0);
         if is_scaled {
-            divisor = inputs.labels.ids.shape().elements() as f64;
+            divisor = outcome.terms as f64;
             root = loss_scale::scaled(recording, &root, divisor)?;
         }
         let gradients = Gradients {
-            loss,
+            loss: outcome.loss,
             gradients: backward_with(&root, &leaves, self.checkpointing)?,
             is_scaled,
             divisor,

@@ -18,10 +18,11 @@ use crate::trainer::session::Session;
 use crate::trainer::settings::OptimizerSettings;
 use crate::trainer::step::{Phase, TrainStep, read_metrics};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::HeadKind;
+use xtrain_models::{HeadKind, NextToken};
 
 /// Cores that the checks ask for: an all-reduce takes two.
 const CORES: u32 = 2;
@@ -250,7 +251,13 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         warmup: 0,
         total: 2,
     };
-    let train_step = TrainStep::new(&*model, optimizer, schedule, 1);
+    let train_step = TrainStep::new(
+        &*model,
+        Arc::new(NextToken::default()),
+        optimizer,
+        schedule,
+        1,
+    );
     let mut train = || -> crate::trainer::Result<(Vec<f32>, bool)> {
         parameters::initialize(session, train_step.parameters(), 1)?;
         parameters::set_extra_state(session, &train_step.extra_state(false), None)?;

@@ -52,7 +52,10 @@ impl Candidate {
         // Recording needs no device but a place to record, and the CPU has as many as are wanted.
         let origin = origin_of(&run.plan, model, &run.task);
         let mut session = execution.clone().recording().session(model, origin)?;
-        let (step, shapes) = (execution.recorded_step(model), run.shapes());
+        let (step, shapes) = (
+            execution.recorded_step(model, &run.task.objective),
+            run.shapes(),
+        );
         let mut ahead = Ahead {
             session: &mut session,
             step: &step,
@@ -93,7 +96,10 @@ impl Candidate {
         let execution = execution.clone().on(self.mesh, self.zero1);
         let model = &*run.loaded.model;
         let mut session = execution.session(model, origin_of(&run.plan, model, &run.task))?;
-        let (step, shapes) = (execution.recorded_step(model), run.shapes());
+        let (step, shapes) = (
+            execution.recorded_step(model, &run.task.objective),
+            run.shapes(),
+        );
         let mut ahead = Ahead {
             session: &mut session,
             step: &step,

@@ -206,6 +206,7 @@ mod tests {
                 grad_norm: None,
                 learning_rate: 0.5,
                 scaling: None,
+                measured: Vec::new(),
                 epoch: 0.0,
                 tokens_seen: None,
                 step,

@@ -9,7 +9,7 @@ use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::settings::EvaluationTimes;
-use xtrain_models::Model;
+use xtrain_models::{Model, Objective};
 
 /// Gives the batches of one pass over the validation set.
 pub type EvalBatches<'a> =
@@ -19,6 +19,8 @@ pub type EvalBatches<'a> =
 pub struct EvaluateHook<'a> {
     /// What is evaluated, with the session's current weights.
     pub model: &'a dyn Model,
+    /// What it is trained for.
+    pub objective: &'a dyn Objective,
     /// Begins the metrics of an evaluation.
     pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
     /// Starts a pass over the validation set.
@@ -53,6 +55,7 @@ impl EvaluateHook<'_> {
         let evaluation = evaluate(
             context.session,
             self.model,
+            self.objective,
             &mut *(self.batches)()?,
             (self.metrics)(),
         )?;

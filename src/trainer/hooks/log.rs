@@ -17,6 +17,8 @@ pub struct LogHook {
     tokens_seen: TokensSeen,
     peak_tflops: Option<f64>,
     /// Of the steps since the last line.
+    /// Names of what the objective measures.
+    measures: Vec<&'static str>,
     interval: StepWork,
     /// Of a step without compiling, as it was lately.
     step_seconds: f64,
@@ -38,18 +40,21 @@ fn without_loss(report: &StepReport) -> String {
 
 impl LogHook {
     /// Logs at this cadence and, if wanted, after the first step; the rate of matrix products
-    /// that the device reaches stands beside the step's.
+    /// that the device reaches stands beside the step's, and what the objective measures under these
+    /// names in each record.
     pub fn new(
         cadence: Cadence,
         first_step: bool,
         tokens_seen: TokensSeen,
         peak_tflops: Option<f64>,
+        measures: &[&'static str],
     ) -> Self {
         LogHook {
             cadence,
             first_step,
             tokens_seen,
             peak_tflops,
+            measures: measures.to_vec(),
             interval: StepWork::default(),
             step_seconds: 0.0,
             has_noted: false,
@@ -138,6 +143,12 @@ impl Hook for LogHook {
                 loss_scale: f64::from(scaling.scale),
                 skipped_steps: totals.skipped_steps as u64,
             }),
+            measured: self
+                .measures
+                .iter()
+                .zip(&report.metrics.measured)
+                .map(|(name, value)| (*name, f64::from(*value)))
+                .collect(),
             epoch: report.progress.epoch,
             tokens_seen: log.tokens_seen,
             step: report.progress.step,

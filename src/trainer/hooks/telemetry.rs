@@ -108,7 +108,7 @@ impl Hook for TelemetryHook {
         if is_due {
             self.write(report, &run.totals);
         } else {
-            self.unwritten = Some((*report, run.totals));
+            self.unwritten = Some((report.clone(), run.totals));
         }
         Ok(())
     }

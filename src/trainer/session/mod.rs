@@ -31,9 +31,6 @@ use xtrain_graphs::{DType, Fingerprint, Graph, Precision, Shape};
 pub use buffers::Buffers;
 pub use recording::{EachReplica, Recording, StepOutputs};
 
-/// The feed of token ids, `s32[B, T]`.
-pub(super) const INPUT_IDS: &str = "input_ids";
-
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostTime {
@@ -77,7 +74,6 @@ pub struct Session {
     /// What the receiving end of a transfer between processes puts in, by shape.
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
-    label_smoothing: f64,
     storage: WeightStorage,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes
     /// each once.
@@ -103,7 +99,6 @@ impl Session {
             order: None,
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
-            label_smoothing: 0.0,
             storage: WeightStorage::F32,
             made: RefCell::default(),
         }
@@ -162,12 +157,6 @@ impl Session {
     /// Sets the precision of evaluation's products, f32 unless set.
     pub fn set_eval_precision(&mut self, precision: Precision) {
         self.eval_precision = precision;
-    }
-
-    /// Sets the share of each label that the losses of training and evaluation spread over all
-    /// classes, 0 unless set.
-    pub fn set_label_smoothing(&mut self, share: f64) {
-        self.label_smoothing = share;
     }
 
     /// Sets what weights are held in from when they are placed, f32 unless set.

@@ -1,6 +1,6 @@
 //! One step while it is being recorded, and `mark_step`, which ends it.
 
-use super::{Buffers, HostTime, INPUT_IDS, Session};
+use super::{Buffers, HostTime, Session};
 use crate::parallel::{Axis, Mesh, Placements, stages};
 use crate::runtime::{Buffer, PendingDownload};
 use crate::trainer::error::{Error, Result};
@@ -12,6 +12,7 @@ use xtrain_graphs::op::Comparison;
 use xtrain_graphs::passes::partition::Partition;
 use xtrain_graphs::passes::stages::{Pipeline, StageGraph};
 use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
+use xtrain_models::INPUT_IDS;
 
 impl Session {
     /// Puts those values together on the devices of which other processes hold parts, all of which
@@ -121,6 +122,11 @@ impl StepOutputs {
             .unwrap_or_else(|| panic!("the step fetches no `{name}`"))
     }
 
+    /// The fetched value of the first replica, if the step fetches one of this name.
+    pub fn find(&self, name: &str) -> Option<&Buffer> {
+        self.fetched.get(name)?.first()
+    }
+
     /// The fetched value of the first replica, for values that are equal on all.
     ///
     /// # Panics
@@ -209,11 +215,6 @@ impl Recording<'_> {
         self.precision = self.session.eval_precision;
     }
 
-    /// The share of each label that a loss spreads over all classes.
-    pub fn label_smoothing(&self) -> f64 {
-        self.session.label_smoothing
-    }
-
     /// The device state of this name, as it is when the step starts: floats as f32, whatever they
     /// are held in.
     ///
@@ -275,7 +276,10 @@ impl Recording<'_> {
     }
 
     /// The same value, on the devices of every stage where some are in other processes.
-    fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
+    ///
+    /// # Errors
+    /// If `tensor` is of another recording.
+    pub fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
         if self.session.mesh.stage == 1 || !self.session.is_spread() {
             return Ok(tensor.clone());
         }

@@ -19,11 +19,12 @@ pub(super) struct Gradients {
     pub divisor: f64,
 }
 
-const LOSS: &str = "accumulated.loss";
-const COUNT: &str = "accumulated.count";
-
-/// The sums that belong to no parameter.
-pub(super) const SCALAR_SUMS: [&str; 2] = [LOSS, COUNT];
+/// The sum of losses.
+pub(super) const LOSS: &str = "accumulated.loss";
+/// How many losses that are.
+pub(super) const COUNT: &str = "accumulated.count";
+/// What the objective measures besides.
+pub(super) const MEASURED: &str = "accumulated.measured";
 
 /// Name of a parameter's accumulated gradient in the session.
 pub(super) fn sum_name(parameter: &str) -> String {
@@ -72,7 +73,11 @@ impl Gradients {
             add(&sum_name(&parameter.name), gradient)?;
         }
         add(LOSS, &loss.sum)?;
-        add(COUNT, &loss.count)
+        add(COUNT, &loss.count)?;
+        match &loss.measured {
+            Some(measured) => add(MEASURED, measured),
+            None => Ok(()),
+        }
     }
 
     /// The sums of all microbatches including this one; what was accumulated starts again at zero.
@@ -98,6 +103,10 @@ impl Gradients {
         let loss = LossSum {
             sum: take(LOSS, &sums.loss.sum)?,
             count: take(COUNT, &sums.loss.count)?,
+            measured: match &sums.loss.measured {
+                Some(measured) => Some(take(MEASURED, measured)?),
+                None => None,
+            },
         };
         Ok(Gradients {
             loss,

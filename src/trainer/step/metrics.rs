@@ -1,6 +1,6 @@
 //! What a training step measures, and how the host reads it without making the device wait.
 
-use crate::runtime::PendingDownload;
+use crate::runtime::{Buffer, PendingDownload};
 use crate::trainer::error::Result;
 use crate::trainer::session::{Recording, StepOutputs};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -9,7 +9,7 @@ use std::time::Instant;
 use xtrain_graphs::Tensor;
 
 /// What a step measured, once the device is there.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepMetrics {
     /// Mean loss per token over the whole accumulation.
     pub loss: f32,
@@ -19,6 +19,8 @@ pub struct StepMetrics {
     pub tokens: f32,
     /// `None` where the loss is not scaled.
     pub scaling: Option<Scaling>,
+    /// Means of what the objective measures, in its order.
+    pub measured: Vec<f32>,
 }
 
 /// What loss scaling did in a step.
@@ -48,7 +50,11 @@ impl StepMetrics {
 }
 
 /// Metrics on their way from the device.
-pub struct PendingMetrics(PendingDownload<f32>);
+pub struct PendingMetrics {
+    numbers: PendingDownload<f32>,
+    /// `None` where the objective measures nothing.
+    measured: Option<PendingDownload<f32>>,
+}
 
 impl PendingMetrics {
     /// Waits for the device.
@@ -56,7 +62,8 @@ impl PendingMetrics {
     /// # Errors
     /// If the step failed on the device.
     pub fn wait(self) -> Result<StepMetrics> {
-        let values = self.0.wait()?;
+        let values = self.numbers.wait()?;
+        let measured = self.measured.map(PendingDownload::wait).transpose()?;
         let scaling = (values.len() > 3).then(|| Scaling {
             scale: values[3],
             skipped: values[4] == 0.0,
@@ -66,6 +73,7 @@ impl PendingMetrics {
             grad_norm: values[1],
             tokens: values[2],
             scaling,
+            measured: measured.unwrap_or_default(),
         })
     }
 }
@@ -131,6 +139,9 @@ impl Drop for MetricsReader {
 /// scale and whether (1) or not (0) all gradients were finite.
 const METRICS: &str = "metrics";
 
+/// The fetched means of what the objective measures, `f32[n]`.
+const MEASURED: &str = "measured";
+
 /// Fetches the metrics of a step, each `f32[]`.
 pub(super) fn fetch(recording: &mut Recording, metrics: &[Tensor]) -> Result<()> {
     let metrics = metrics
@@ -142,12 +153,21 @@ pub(super) fn fetch(recording: &mut Recording, metrics: &[Tensor]) -> Result<()>
     Ok(())
 }
 
+/// Fetches the means of what the objective measures, `f32[n]`.
+pub(super) fn fetch_measured(recording: &mut Recording, means: &Tensor) -> Result<()> {
+    let means = recording.at_every_stage(means)?;
+    recording.fetch(MEASURED, &means);
+    Ok(())
+}
+
 /// Starts reading the metrics of a step that updated.
 ///
 /// # Errors
 /// If the download cannot start.
 pub fn read_metrics(outputs: &StepOutputs) -> Result<PendingMetrics> {
-    Ok(PendingMetrics(
-        outputs.fetched(METRICS).start_download_to()?,
-    ))
+    let measured = outputs.find(MEASURED);
+    Ok(PendingMetrics {
+        numbers: outputs.fetched(METRICS).start_download_to()?,
+        measured: measured.map(Buffer::start_download_to).transpose()?,
+    })
 }

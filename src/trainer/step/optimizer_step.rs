@@ -152,7 +152,12 @@ impl OptimizerStep {
         if let Some(check) = check {
             measured.extend([check.scale, check.finite.convert(DType::F32)?]);
         }
-        metrics::fetch(recording, &measured)
+        metrics::fetch(recording, &measured)?;
+        let Some(sums) = &loss.measured else {
+            return Ok(());
+        };
+        let means = sums.mul(&per_token.broadcast_to(sums.dims())?)?;
+        metrics::fetch_measured(recording, &means)
     }
 
     /// Counts the step on the device unless it is skipped; gives the optimizer's scalars.

@@ -1,6 +1,6 @@
 //! A run's state besides the parameters, and where all of it is placed on a mesh.
 
-use super::gradients::{SCALAR_SUMS, sum_name, sum_state};
+use super::gradients::{COUNT, LOSS, MEASURED, sum_name, sum_state};
 use super::loss_scale;
 use super::optimizer_step::state_name;
 use crate::parallel::{Mesh, Placements};
@@ -17,6 +17,8 @@ pub(super) struct StateOptions {
     /// Gradients accumulate over microbatches.
     pub accumulates: bool,
     pub scales_loss: bool,
+    /// Numbers that the objective measures.
+    pub measures: usize,
     /// Of the optimizer's state.
     pub dtype: DType,
 }
@@ -46,7 +48,10 @@ pub(super) fn extra_state(
         }
     }
     if options.accumulates {
-        state.extend(SCALAR_SUMS.map(|name| sum_state(name.into(), &[])));
+        state.extend([LOSS, COUNT].map(|name| sum_state(name.into(), &[])));
+        if options.measures > 0 {
+            state.push(sum_state(MEASURED.into(), &[options.measures]));
+        }
     }
     if options.scales_loss {
         let scale = loss_scale::STATE.into_iter();
@@ -95,7 +100,7 @@ pub fn placements(
         of_parameter,
     );
     if let Some(stages) = stages {
-        SCALAR_SUMS
+        [LOSS, COUNT, MEASURED]
             .into_iter()
             .for_each(|name| placements.set_home(name.into(), stages.last()));
     }

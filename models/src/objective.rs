@@ -1,0 +1,320 @@
+//! What a model is trained for: what it is fed besides its tokens, its loss, and the numbers that
+//! are measured on the way. The five objectives of the tasks are here; one of a user's own
+//! implements [`Objective`] as they do.
+//!
+//! Letters: B batch, T tokens, N = B * T, K positions with a label, L labels of a classification, V
+//! vocabulary.
+
+use crate::batch::TokenBatch;
+use crate::error::{Error, Result};
+use crate::loss::{IGNORED_LABEL, LossSum, Predictions, head, logits};
+use crate::model::Model;
+use crate::weights::Weights;
+use std::fmt::Debug;
+use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
+
+/// The feed of token ids, `s32[B, T]`.
+pub const INPUT_IDS: &str = "input_ids";
+/// The feed that says which tokens are attended, `pred[B, T]`; without it all are.
+pub const ATTENTION_MASK: &str = "attention_mask";
+/// The feed of the tokens' segments, `s32[B, T]`; without it all are in segment 0.
+pub const TOKEN_TYPE_IDS: &str = "token_type_ids";
+/// The feed of labels; their shape is the objective's.
+pub const LABELS: &str = "labels";
+/// The feed of the positions among N that labels are of, `s32[K]`. The name is part of recorded
+/// graphs, and so of their fingerprints.
+pub const POSITIONS: &str = "places";
+
+/// Something that each batch has, by name and shape on one replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Feed {
+    /// What the objective asks for it by.
+    pub name: &'static str,
+    /// Its first dimension is that of rows, or a replica's own.
+    pub shape: Shape,
+}
+
+impl Feed {
+    /// A feed of this name and shape.
+    pub fn new(name: &'static str, dtype: DType, dims: impl Into<Vec<usize>>) -> Feed {
+        Feed {
+            name,
+            shape: Shape::new(dtype, dims.into()),
+        }
+    }
+}
+
+/// The feeds of a batch as tensors of a recording, by name.
+pub struct Inputs(Vec<(&'static str, Tensor)>);
+
+impl FromIterator<(&'static str, Tensor)> for Inputs {
+    fn from_iter<I: IntoIterator<Item = (&'static str, Tensor)>>(feeds: I) -> Self {
+        Inputs(feeds.into_iter().collect())
+    }
+}
+
+impl Inputs {
+    /// The feed of this name, if the batch has one.
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        let mut feeds = self.0.iter();
+        feeds
+            .find(|(known, _)| *known == name)
+            .map(|(_, tensor)| tensor)
+    }
+
+    /// The feed of this name.
+    ///
+    /// # Errors
+    /// If the batch has none.
+    pub fn get(&self, name: &str) -> Result<&Tensor> {
+        self.find(name).ok_or_else(|| Error::NoSuchFeed {
+            name: name.to_string(),
+            known: self.0.iter().map(|(known, _)| *known).collect(),
+        })
+    }
+
+    /// What a model reads: token ids with what says more of them.
+    ///
+    /// # Errors
+    /// If the batch has no token ids.
+    pub fn tokens(&self) -> Result<TokenBatch> {
+        Ok(TokenBatch {
+            input_ids: self.get(INPUT_IDS)?.clone(),
+            attention_mask: self.find(ATTENTION_MASK).cloned(),
+            token_type_ids: self.find(TOKEN_TYPE_IDS).cloned(),
+            cache: None,
+        })
+    }
+}
+
+/// What an objective records its loss from.
+pub struct Forward<'a> {
+    /// The model, whose forward pass it records.
+    pub model: &'a dyn Model,
+    /// The model's parameters in the step.
+    pub weights: &'a Weights<'a>,
+    /// The batch.
+    pub inputs: &'a Inputs,
+    /// What is dropped out; nothing in an evaluation.
+    pub rng: &'a DropoutRng,
+}
+
+/// What an objective records of a batch.
+pub struct Outcome {
+    /// The loss.
+    pub loss: LossSum,
+    /// The most that [`LossSum::count`] of such a batch can be.
+    pub terms: usize,
+    /// What the model predicts, for the metrics of an evaluation.
+    pub predictions: Predictions,
+}
+
+/// What a model is trained for.
+pub trait Objective: Debug + Send + Sync {
+    /// What a batch of `rows` rows of `tokens` tokens on one replica is fed besides what the model
+    /// reads ([`Inputs::tokens`]).
+    fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed>;
+
+    /// Records the forward pass and the loss of a batch.
+    ///
+    /// # Errors
+    /// If the batch lacks a feed, or the model cannot be recorded for it.
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome>;
+
+    /// Names of what is measured besides the loss, in the order of [`LossSum::measured`]: steps log
+    /// the mean under the name, evaluations under `eval_` and the name.
+    fn measures(&self) -> &[&'static str] {
+        &[]
+    }
+
+    /// The share of the tokens that have a label, where logits are computed for these alone. A batch
+    /// in which more of them have one is fed all labels, without positions.
+    fn labelled_share(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// The logits at t predict token t + 1. Labels `s32[B, T]`.
+#[derive(Clone, Debug, Default)]
+pub struct NextToken {
+    /// See [`Predictions::cross_entropy`].
+    pub smoothing: f64,
+}
+
+/// The logits at t predict the token that was at t. Labels `s32[B, T]` or, with positions, `s32[K]`.
+#[derive(Clone, Debug, Default)]
+pub struct MaskedToken {
+    /// See [`Predictions::cross_entropy`].
+    pub smoothing: f64,
+    /// See [`Objective::labelled_share`].
+    pub share: Option<f64>,
+}
+
+/// A row of logits for each token is a class. Labels `s32[B, T]`.
+#[derive(Clone, Debug, Default)]
+pub struct TokenLabel {
+    /// See [`Predictions::cross_entropy`].
+    pub smoothing: f64,
+}
+
+/// A row of logits for each sequence is a class. Labels `s32[B]`.
+#[derive(Clone, Debug, Default)]
+pub struct Class {
+    /// See [`Predictions::cross_entropy`].
+    pub smoothing: f64,
+}
+
+/// One number for each sequence, which is to be near the label. Labels `f32[B]`.
+#[derive(Clone, Debug, Default)]
+pub struct Regression;
+
+impl Objective for NextToken {
+    fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed> {
+        vec![Feed::new(LABELS, DType::S32, [rows, tokens])]
+    }
+
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
+        let (logits, labels) = (step.logits()?, step.inputs.get(LABELS)?);
+        let scope = logits.trace().clone().scope("loss");
+        let labels = next_tokens(labels)?;
+        drop(scope);
+        Outcome::of_classes(Predictions::new(step.model, logits, labels), self.smoothing)
+    }
+}
+
+impl Objective for MaskedToken {
+    fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed> {
+        let share = self.share;
+        match share.and_then(|share| positions(rows * tokens, share)) {
+            Some(room) => [LABELS, POSITIONS]
+                .map(|name| Feed::new(name, DType::S32, [room]))
+                .into(),
+            None => vec![Feed::new(LABELS, DType::S32, [rows, tokens])],
+        }
+    }
+
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
+        let Forward {
+            model,
+            weights,
+            inputs,
+            rng,
+        } = *step;
+        let logits = match inputs.find(POSITIONS) {
+            Some(positions) => {
+                let rows = model.hidden(weights, &inputs.tokens()?, rng)?;
+                head(model, weights, &rows.take_rows(positions)?, rng)?
+            }
+            None => step.logits()?,
+        };
+        let labels = flat_labels(&logits, inputs.get(LABELS)?)?;
+        Outcome::of_classes(Predictions::new(model, logits, labels), self.smoothing)
+    }
+
+    fn labelled_share(&self) -> Option<f64> {
+        self.share
+    }
+}
+
+impl Objective for TokenLabel {
+    fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed> {
+        vec![Feed::new(LABELS, DType::S32, [rows, tokens])]
+    }
+
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
+        let logits = step.logits()?;
+        let labels = flat_labels(&logits, step.inputs.get(LABELS)?)?;
+        Outcome::of_classes(Predictions::new(step.model, logits, labels), self.smoothing)
+    }
+}
+
+impl Objective for Class {
+    fn feeds(&self, rows: usize, _tokens: usize) -> Vec<Feed> {
+        vec![Feed::new(LABELS, DType::S32, [rows])]
+    }
+
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
+        let (logits, labels) = (step.logits()?, step.inputs.get(LABELS)?.clone());
+        Outcome::of_classes(Predictions::new(step.model, logits, labels), self.smoothing)
+    }
+}
+
+impl Objective for Regression {
+    fn feeds(&self, rows: usize, _tokens: usize) -> Vec<Feed> {
+        vec![Feed::new(LABELS, DType::F32, [rows])]
+    }
+
+    fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
+        let (logits, labels) = (step.logits()?, step.inputs.get(LABELS)?.clone());
+        let predictions = Predictions::new(step.model, logits, labels);
+        Outcome::of(predictions.squared_error()?, predictions)
+    }
+}
+
+impl Forward<'_> {
+    /// Logits as the model's head has them, of every token or sequence.
+    ///
+    /// # Errors
+    /// If the forward pass cannot be recorded.
+    pub fn logits(&self) -> Result<Tensor> {
+        logits(self.model, self.weights, &self.inputs.tokens()?, self.rng)
+    }
+}
+
+impl Outcome {
+    /// That of predictions, one term for each of their rows at most.
+    fn of(loss: LossSum, predictions: Predictions) -> Result<Outcome> {
+        Ok(Outcome {
+            loss,
+            terms: predictions.labels.shape().elements(),
+            predictions,
+        })
+    }
+
+    fn of_classes(predictions: Predictions, smoothing: f64) -> Result<Outcome> {
+        Outcome::of(predictions.cross_entropy(smoothing)?, predictions)
+    }
+}
+
+/// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability.
+/// The number of those chosen is binomial: five standard deviations above its mean are passed once
+/// in three million batches. `None` where little would be saved by leaving out the others.
+fn positions(tokens: usize, probability: f64) -> Option<usize> {
+    let (n, p) = (tokens as f64, probability);
+    let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
+    Some(room.next_multiple_of(8)).filter(|room| 5 * room < 4 * tokens)
+}
+
+/// One label for each row of logits.
+fn flat_labels(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let _scope = logits.trace().clone().scope("loss");
+    Ok(labels.reshape(&[labels.shape().elements()])?)
+}
+
+/// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which
+/// would have to be copied.
+fn next_tokens(labels: &Tensor) -> Result<Tensor> {
+    let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
+    let last = labels
+        .trace()
+        .constant(IGNORED_LABEL as f64, labels.dtype())?
+        .broadcast_to(&[rows, 1])?;
+    let shifted = match tokens {
+        1 => last,
+        _ => Tensor::concat(&[&labels.slice_dim(1, 1, tokens)?, &last], 1)?,
+    };
+    Ok(shifted.reshape(&[rows * tokens])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_have_room_for_what_is_chosen() {
+        // 16 x 128 tokens at 15%: 307.2 on average, standard deviation 16.2.
+        assert_eq!(positions(2048, 0.15), Some(392));
+        assert_eq!(positions(2048, 0.8), None, "nothing is saved");
+        assert_eq!(positions(16, 0.15), None, "too few to be sure of anything");
+    }
+}
