@@ -432,7 +432,7 @@ impl Reader {
             (false, false) => usize::MAX,
         };
         let values = self.words[at..].iter();
-        let is_value = |word: &str| !is_flag_like(word) && !(takes_words && begins_command(word));
+        let is_value = |word: &str| !(is_flag_like(word) || takes_words && begins_command(word));
         let values = values.take_while(|(_, word)| is_value(word)).take(most);
         self.words.drain(at..at + values.count());
         let mistake = unknown_flag(name, self.command);

@@ -92,12 +92,11 @@ pub(super) fn read(path: &Path, files: &[String], is_whole: bool) -> Result<Card
             features.insert(name.to_string(), features_of(&entry["features"]));
         }
         // The one that is meant where none is named.
-        if entry["default"] == true || name == "default" {
-            if let Some(other) = default.replace(name.to_string()) {
-                return Err(bad(format!(
-                    "both {other} and {name} are the default configuration"
-                )));
-            }
+        let is_default = entry["default"] == true || name == "default";
+        if is_default && let Some(other) = default.replace(name.to_string()) {
+            return Err(bad(format!(
+                "both {other} and {name} are the default configuration"
+            )));
         }
         found.insert(name.to_string(), named);
     }

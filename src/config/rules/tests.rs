@@ -303,7 +303,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "something_to_label",
-        "CLS --do_predict",
+        "CLS --do_train --do_predict",
         "--do_predict labels",
     ),
     (

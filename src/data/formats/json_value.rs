@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use chrono::NaiveDate;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::cell::Cell;
@@ -230,12 +231,12 @@ pub(super) fn is_time(text: &str) -> bool {
             .filter(|number| *number <= most)
     };
     let is = |at: usize, wanted: &[u8]| bytes.get(at).is_some_and(|byte| wanted.contains(byte));
-    let month = number(5, 7, 12);
-    let date = number(0, 4, 9999).is_some()
-        && is(4, b"-")
-        && month.is_some_and(|month| month > 0)
+    let day = (number(0, 4, 9999).zip(number(5, 7, 12))).zip(number(8, 10, 31));
+    let date = is(4, b"-")
         && is(7, b"-")
-        && number(8, 10, days(number(0, 4, 9999), month)).is_some_and(|day| day > 0);
+        && day.is_some_and(|((year, month), day)| {
+            NaiveDate::from_ymd_opt(year as i32, month, day).is_some()
+        });
     if !date || bytes.len() == 10 {
         return date;
     }
@@ -253,17 +254,6 @@ pub(super) fn is_time(text: &str) -> bool {
             [2, 4].contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit)
         }
         _ => false,
-    }
-}
-
-/// Days of a month.
-fn days(year: Option<u32>, month: Option<u32>) -> u32 {
-    let year = year.unwrap_or_default();
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    match month {
-        Some(2) => 28 + u32::from(is_leap),
-        Some(4 | 6 | 9 | 11) => 30,
-        _ => 31,
     }
 }
 
