@@ -200,7 +200,7 @@ fn the_learning_rate_follows_the_batch_and_too_little_memory_is_said() {
     for (words, sign) in [
         ("--memory plenty", "500MB or 10GiB"),
         ("--scale_learning_rate_from 5e-5", "RATE@EXAMPLES"),
-        ("--do_eval", "trains nothing"),
+        ("--do_eval", "nothing is trained"),
         ("--per_device_train_batch_size some", "or auto"),
     ] {
         let run = fit(dir.path(), &format!("{small} {words}"));
