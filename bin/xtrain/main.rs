@@ -11,10 +11,10 @@ use xtrain::config::{self, Invocation};
 use xtrain::data::chat_template::worker;
 use xtrain::report::terminal::{Tone, folded, paint, take_colors};
 use xtrain::report::{output, panics, printable::printable};
-use xtrain::runtime::flags_trial;
+use xtrain::runtime::flags_server;
 
 fn main() -> ExitCode {
-    if let Some(code) = worker::serve_if_asked().or_else(flags_trial::serve_if_asked) {
+    if let Some(code) = worker::serve_if_asked().or_else(flags_server::serve_if_asked) {
         return code;
     }
     panics::install_hook(|bug| {

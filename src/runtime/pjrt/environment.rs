@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
 
-use super::flags_trial;
+use super::flags_trial::{self, FLAGS};
 use crate::report::progress::say;
 
 unsafe extern "C" {
@@ -56,8 +56,6 @@ pub fn set_environment(name: &str, value: Option<&str>) {
     // old array or the new one is ever freed or changed.
     unsafe { AtomicPtr::from_ptr(&raw mut environ) }.store(entries, Ordering::Release);
 }
-
-pub(super) const FLAGS: &str = "XLA_FLAGS";
 
 /// The flags of `XLA_FLAGS` that every version of XLA has, and the others. A word that is no flag
 /// would be the name of a file with flags.

@@ -2,60 +2,30 @@
 //! flag, or a value, that its version does not have. So another process of this program reads them
 //! first.
 
-use std::ffi::OsStr;
 use std::io;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::environment::FLAGS;
-use super::{Client, CompileOptions, Library, Signature};
-use crate::runtime::error::Result;
-use xtrain_graphs::{DType, Shape};
+pub(super) const FLAGS: &str = "XLA_FLAGS";
 
 /// The argument that makes a process of this program try flags.
-const ARGUMENT: &str = "\u{1}try-xla-flags";
+pub(super) const ARGUMENT: &str = "\u{1}try-xla-flags";
 
 /// Flags that are tried one by one, where XLA does not say which of them it ends at.
 const MOST_ALONE: usize = 16;
 
-/// Compiling it reads the flags.
-const PROGRAM: &str = "module @id { func.func public @main(%a: tensor<1xf32>) -> tensor<1xf32> { return %a : tensor<1xf32> } }";
-
 static IS_AVAILABLE: AtomicBool = AtomicBool::new(false);
 static IS_TRIAL: AtomicBool = AtomicBool::new(false);
 
-/// To be called first in a program: tries flags if it was started for that, and lets flags be tried
-/// otherwise.
-pub fn serve_if_asked() -> Option<ExitCode> {
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().as_deref() != Some(OsStr::new(ARGUMENT)) {
-        IS_AVAILABLE.store(true, Ordering::Relaxed);
-        return None;
-    }
-    IS_TRIAL.store(true, Ordering::Relaxed);
-    Some(match compile() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            errln!("{error}");
-            ExitCode::FAILURE
-        }
-    })
+/// Notes whether this process tries flags; if not, it is of a program that can.
+pub(super) fn is_of_a_program(is_trial: bool) {
+    let flag = if is_trial { &IS_TRIAL } else { &IS_AVAILABLE };
+    flag.store(true, Ordering::Relaxed);
 }
 
 /// Whether this process tries flags.
 pub(super) fn is_trial() -> bool {
     IS_TRIAL.load(Ordering::Relaxed)
-}
-
-fn compile() -> Result<()> {
-    let plugin = Library::open()?.cpu_plugin()?;
-    let client = Client::create(&plugin, &[])?;
-    let one = [Shape::new(DType::F32, [1])];
-    let signature = Signature::new(&one, &one);
-    let options = CompileOptions::default();
-    client
-        .compile_stablehlo(PROGRAM.as_bytes(), signature, &options)
-        .map(drop)
 }
 
 /// Those of these flags that XLA takes; none where this program cannot try them.

@@ -16,9 +16,9 @@ pub struct LogHook {
     first_step: bool,
     tokens_seen: TokensSeen,
     peak_tflops: Option<f64>,
-    /// Of the steps since the last line.
     /// Names of what the objective measures.
     measures: Vec<&'static str>,
+    /// Of the steps since the last line.
     interval: StepWork,
     /// Of a step without compiling, as it was lately.
     step_seconds: f64,
