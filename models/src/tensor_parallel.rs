@@ -9,7 +9,7 @@ use xtrain_graphs::passes::partition::ShardSpec;
 
 /// How `degree` devices shard the model's parameters; what is not named is replicated. A vocabulary
 /// need not divide: its tables are padded with rows of zeros, which no token has, and their logits
-/// take no part ([`crate::loss`]). Where there are fewer key/value heads than devices, every device
+/// take no part (`loss.rs`). Where there are fewer key/value heads than devices, every device
 /// has their weights whole and uses those of its query heads.
 ///
 /// # Errors

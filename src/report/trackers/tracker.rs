@@ -48,7 +48,7 @@ pub struct Destination<'a> {
     pub run_name: &'a str,
 }
 
-/// A tracker that `--report_to` names. A new one is a file with its kind, and a row of [`KINDS`].
+/// A tracker that `--report_to` names. A new one is a file with its kind, and a row of `KINDS`.
 pub struct TrackerKind {
     pub name: &'static str,
     /// `--report_to all` includes it.

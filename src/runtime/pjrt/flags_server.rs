@@ -1,5 +1,5 @@
 //! A process of this program that reads `XLA_FLAGS` with the XLA of xtrain's library, to find out which of
-//! them it takes ([`super::flags_trial`]).
+//! them it takes (`flags_trial`).
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
