@@ -80,6 +80,9 @@ pub fn xla_flags() -> String {
     kept.join(" ")
 }
 
+/// The file of xtrain's own library.
+pub(super) const OWN_LIBRARY: &str = "libxtrain_xla.so";
+
 /// Whose XLA reads `XLA_FLAGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagReader {

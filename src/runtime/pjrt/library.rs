@@ -2,7 +2,7 @@
 //! lowered or a CPU client is wanted. `xtrain` itself links no XLA, so commands that need no device
 //! answer in milliseconds.
 
-use super::environment::{FlagReader, leave_out_foreign_flags};
+use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags};
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
 use crate::runtime::error::{Error, Result};
@@ -13,7 +13,6 @@ use std::time::Duration;
 use xtrain_graphs::op::CpuKernel;
 use xtrain_graphs::{CpuKernels, Target};
 
-pub(super) const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
 const ABI: u32 = 3;
 /// Which matmul kernels may be chosen, to measure others than the fastest and to test what another
@@ -281,10 +280,10 @@ fn candidates(chosen: Option<&Path>, executable: Option<&Path>) -> Vec<PathBuf> 
     let Some(folder) = executable.and_then(Path::parent) else {
         return Vec::new();
     };
-    let mut places = vec![folder.join(NAME)];
+    let mut places = vec![folder.join(OWN_LIBRARY)];
     if let Some(parent) = folder.parent() {
-        places.push(parent.join(NAME));
-        places.push(parent.join("lib").join(NAME));
+        places.push(parent.join(OWN_LIBRARY));
+        places.push(parent.join("lib").join(OWN_LIBRARY));
     }
     places
 }

@@ -4,8 +4,7 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
-use super::environment::{FlagReader, leave_out_foreign_flags, set_environment};
-use super::library;
+use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags, set_environment};
 use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
@@ -78,7 +77,7 @@ impl Plugin {
         if let Some(plugin) = opened.get(&path) {
             return Ok(plugin.clone());
         }
-        let is_own = path.file_name().is_some_and(|name| name == library::NAME);
+        let is_own = path.file_name().is_some_and(|name| name == OWN_LIBRARY);
         leave_out_foreign_flags(if is_own {
             FlagReader::Own
         } else {
