@@ -16,7 +16,7 @@ pub use super::columns::ClsDataSettings;
 use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
 use super::estimates::Estimates;
 use super::glue::Glue;
-use super::metrics::{Confusion, argmax, combined, softmax};
+use super::metrics::{Confusion, argmax, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
 use crate::data::padding::Padding;
 use crate::data::sequences::SequenceEncoder;
@@ -344,7 +344,7 @@ impl Metrics for Classes {
                 confusion.matthews_correlation(),
             ),
         ];
-        values.extend(combined(self.glue, &values));
+        values.extend(self.glue.and_then(|glue| glue.combined(&values)));
         let each = self.names.iter().enumerate();
         values.extend(
             each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))),

@@ -5,7 +5,6 @@ use xtrain_graphs::Tensor;
 use xtrain_models::{IGNORED_NUMBER, Predictions};
 
 use super::glue::Glue;
-use super::metrics::combined;
 use crate::data::HostLabels;
 use crate::trainer::evaluate::Metrics;
 
@@ -56,7 +55,7 @@ impl Metrics for Estimates {
             ("pearson".into(), correlation(&x, &y)),
             ("spearmanr".into(), correlation(&ranks(&x), &ranks(&y))),
         ];
-        values.extend(combined(self.glue, &values));
+        values.extend(self.glue.and_then(|glue| glue.combined(&values)));
         values
     }
 

@@ -44,6 +44,20 @@ impl Glue {
         !map.are_numbers() && !classes.is_empty() && names != classes
     }
 
+    /// The mean of the task's metrics where it has several, as run_glue adds it.
+    pub fn combined(self, values: &[(String, f64)]) -> Option<(String, f64)> {
+        if self.metrics.len() < 2 {
+            return None;
+        }
+        let value = |name: &&str| values.iter().find(|(found, _)| found == name);
+        let found: Option<Vec<f64>> = (self.metrics.iter())
+            .map(|name| value(name).map(|(_, value)| *value))
+            .collect();
+        let found = found?;
+        let mean = found.iter().sum::<f64>() / found.len() as f64;
+        Some(("combined_score".to_string(), mean))
+    }
+
     fn map(self) -> Option<LabelMap> {
         let names = self.classes.iter().map(|name| name.to_string()).collect();
         LabelMap::declared(names).ok()

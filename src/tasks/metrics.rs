@@ -1,8 +1,6 @@
 //! What an evaluation says of a model besides its loss. Formulas and conventions are
 //! scikit-learn's, which `run_glue` takes its metrics from.
 
-use super::glue::Glue;
-
 /// How often each label was taken for which.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Confusion {
@@ -87,22 +85,6 @@ impl Confusion {
             _ => 0.0,
         }
     }
-}
-
-/// The mean of a GLUE task's metrics where it has several, as run_glue adds it.
-pub fn combined(glue: Option<Glue>, values: &[(String, f64)]) -> Option<(String, f64)> {
-    let names = glue?.metrics;
-    if names.len() < 2 {
-        return None;
-    }
-    let value = |name: &&str| values.iter().find(|(found, _)| found == name);
-    let found: Option<Vec<f64>> = names
-        .iter()
-        .map(|name| value(name).map(|(_, value)| *value))
-        .collect();
-    let found = found?;
-    let mean = found.iter().sum::<f64>() / found.len() as f64;
-    Some(("combined_score".to_string(), mean))
 }
 
 /// Where the largest value is, the first among equals; numpy takes a NaN for the largest.
