@@ -89,23 +89,26 @@ impl Parser {
     }
 
     fn or(&mut self) -> Result<Expr> {
-        let mut left = self.and()?;
-        let mut chain = 0;
-        while self.skip_name("or") {
-            chain += 1;
-            self.check_chain(chain)?;
-            left = Expr::Or(Box::new(left), Box::new(self.and()?));
-        }
-        Ok(left)
+        self.joined("or", Parser::and, Expr::Or)
     }
 
     fn and(&mut self) -> Result<Expr> {
-        let mut left = self.not()?;
+        self.joined("and", Parser::not, Expr::And)
+    }
+
+    /// Operands between which this word stands, from the left.
+    fn joined(
+        &mut self,
+        word: &str,
+        operand: fn(&mut Self) -> Result<Expr>,
+        join: fn(Box<Expr>, Box<Expr>) -> Expr,
+    ) -> Result<Expr> {
+        let mut left = operand(self)?;
         let mut chain = 0;
-        while self.skip_name("and") {
+        while self.skip_name(word) {
             chain += 1;
             self.check_chain(chain)?;
-            left = Expr::And(Box::new(left), Box::new(self.not()?));
+            left = join(Box::new(left), Box::new(operand(self)?));
         }
         Ok(left)
     }
