@@ -328,7 +328,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         (
             "train dpo".into(),
-            "error: unknown command `train dpo`\nhint: preference optimization (such as DPO) is not built yet;",
+            "error: unknown command `train dpo`\nhint: preference optimization (such as DPO) is not supported yet;",
         ),
         ("train".into(), "error: `xtrain train` needs one of: clm, "),
         (

@@ -298,7 +298,7 @@ fn a_frozen_run_resumes_exactly_and_with_the_same_choice_alone() {
     }
 }
 
-/// Plans show what is trained and what it saves; mistakes are told together with all others.
+/// Plans show what is trained and what it saves; mistakes are reported together with all others.
 #[test]
 fn plans_and_mistakes_say_what_is_trained() {
     let bench = Bench::new();

@@ -817,7 +817,7 @@ LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
 }
 SFT {
-    packing eval_packing padding_free: FALSE, "packing is not built yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
+    packing eval_packing padding_free: FALSE, "packing is not supported yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
     packing_strategy: anyway(&["", "none", "false", "bfd"]), "nothing is packed";
     truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
     shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";

@@ -1,6 +1,6 @@
 //! Names that other programs have (transformers' older scripts, TRL, PEFT, Axolotl, LLaMA-Factory,
 //! nanoGPT, launchers of PyTorch), each with what it is here: a flag, a command, or a sentence. What
-//! is not built yet is named as such, since the name that looks most like it would not help.
+//! is not supported yet is named as such, since the name that looks most like it would not help.
 
 use super::command::sets::{
     ALL, BENCH, EVAL, GENERATE, LAUNCH, PREDICT, REPORT, TRAIN, TRAIN_EVAL,

@@ -185,7 +185,7 @@ fn unknown_names_get_the_nearest_known_one() {
         ),
         (
             "train dpo",
-            "preference optimization (such as DPO) is not built yet; `xtrain train sft` fine-tunes on prompts with completions",
+            "preference optimization (such as DPO) is not supported yet; `xtrain train sft` fine-tunes on prompts with completions",
         ),
         (
             "train foo.txt",

@@ -57,7 +57,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// If it is no valid Jinja, or uses a statement that is not built.
+    /// If it is no valid Jinja, or uses a statement that is not implemented.
     pub fn parse(source: &str) -> Result<Template> {
         let (body, has_generation) = parser::parse(source)?;
         Ok(Template {
@@ -74,7 +74,7 @@ impl Template {
     /// The text with these variables, in at most this number of steps.
     ///
     /// # Errors
-    /// If the template does what Python refuses, what is not built, or raises an error itself; or if
+    /// If the template does what Python refuses or this engine lacks, or raises an error itself; or if
     /// the steps are used up.
     pub fn render(&self, variables: &Map<String, Json>, steps: u64) -> Result<Rendered> {
         meter::start(steps);
