@@ -56,9 +56,10 @@
 //! | [`distributed`] | the process group: rank, rendezvous, heartbeats |
 //! | [`report`] | step lines, records, tables, telemetry, where time goes, reports of runs |
 //!
-//! Two crates stand below: `xtrain_models` (the model families, which know no device, no precision
-//! and no sharding) and `xtrain_graphs` (lazy tensors, automatic differentiation, optimizers,
-//! graph passes, lowering to HLO). `docs/tour.md` follows one training step through all of them.
+//! Three crates stand below: `xtrain_models` (the model families and their objectives, which know no
+//! device, no precision and no sharding), `xtrain_graphs` (lazy tensors, automatic differentiation,
+//! optimizers, graph passes, lowering to HLO) and `xtrain_jinja` (chat templates, in `src/jinja`, which
+//! is no module of this crate). `docs/tour.md` follows one training step through all of them.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
