@@ -33,6 +33,8 @@ mod output;
 mod parallel;
 mod pipelines;
 mod precision;
+mod preference_runs;
+mod preferences;
 mod processes;
 mod push;
 mod regression;

@@ -12,6 +12,7 @@
 
 mod activation;
 mod albert;
+mod answers;
 mod axis;
 mod batch;
 mod bert;
@@ -29,6 +30,7 @@ mod gpt_neo;
 mod gpt_neox;
 mod gptj;
 mod head;
+mod kto;
 mod kv_cache;
 mod layers;
 mod linear;
@@ -39,6 +41,8 @@ mod modernbert;
 mod names;
 mod objective;
 mod parameter;
+mod preference;
+mod reward;
 mod roberta;
 mod rotary;
 mod tensor_parallel;
@@ -46,6 +50,7 @@ mod weights;
 mod xlm_roberta;
 
 pub use activation::Activation;
+pub use answers::PAIR;
 pub use axis::Axis;
 pub use batch::TokenBatch;
 pub use config::Config;
@@ -54,6 +59,7 @@ pub use declare::declare;
 pub use error::{Error, Result};
 pub use freeze::freeze;
 pub use head::HeadKind;
+pub use kto::{DESIRABLE, Kto};
 pub use kv_cache::KvCache;
 pub use linear::Linear;
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
@@ -63,6 +69,8 @@ pub use objective::{
     Objective, Outcome, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
 };
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
+pub use preference::{AnswerLogProbs, Divergence, OddsRatio, PairLoss, Preference, REFERENCE};
+pub use reward::Reward;
 pub use tensor_parallel::tensor_shard_specs;
 pub use weights::{Weight, Weights};
 

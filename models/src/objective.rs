@@ -11,6 +11,7 @@ use crate::loss::{IGNORED_LABEL, LossSum, Predictions, head, logits};
 use crate::model::Model;
 use crate::weights::Weights;
 use std::fmt::Debug;
+use std::sync::Arc;
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
 
 /// The feed of token ids, `s32[B, T]`.
@@ -121,8 +122,20 @@ pub trait Objective: Debug + Send + Sync {
     /// If the batch lacks a feed, or the model cannot be recorded for it.
     fn record(&self, step: &Forward<'_>) -> Result<Outcome>;
 
-    /// Names of what is measured besides the loss, in the order of [`LossSum::measured`]: steps log
-    /// the mean under the name, evaluations under `eval_` and the name.
+    /// Rows of a batch that make up one example, one after the other, which stay on one replica: 2 where
+    /// a pair is learned from.
+    fn rows(&self) -> usize {
+        1
+    }
+
+    /// What the model as it is before training is to say of each row, which batches are then fed as
+    /// [`REFERENCE`](crate::REFERENCE): an objective whose predictions are that number. `None`: nothing.
+    fn reference(&self) -> Option<Arc<dyn Objective>> {
+        None
+    }
+
+    /// Names of what is measured besides the loss, in the order of [`LossSum::measured`]: records of
+    /// training have the mean of their steps under the name, evaluations under `eval_` and the name.
     fn measures(&self) -> &[&'static str] {
         &[]
     }
@@ -293,7 +306,7 @@ fn flat_labels(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 
 /// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which
 /// would have to be copied.
-fn next_tokens(labels: &Tensor) -> Result<Tensor> {
+pub(crate) fn next_tokens(labels: &Tensor) -> Result<Tensor> {
     let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
     let last = labels
         .trace()

@@ -121,6 +121,47 @@ choices! {
         Wnli = "wnli",
     }
 
+    /// What `train dpo` learns by.
+    enum PreferenceLoss {
+        Sigmoid = "sigmoid",
+        Hinge = "hinge",
+        Ipo = "ipo",
+        ExoPair = "exo_pair",
+        NcaPair = "nca_pair",
+        Robust = "robust",
+        BcoPair = "bco_pair",
+        SppoHard = "sppo_hard",
+        Aot = "aot",
+        AotUnpaired = "aot_unpaired",
+        ApoZero = "apo_zero",
+        ApoDown = "apo_down",
+        DiscoPop = "discopop",
+        Sft = "sft",
+        SigmoidNorm = "sigmoid_norm",
+        /// The only one without a reference.
+        Orpo = "orpo",
+    }
+
+    /// What `train kto` learns by.
+    enum KtoLoss {
+        Kto = "kto",
+        ApoZeroUnpaired = "apo_zero_unpaired",
+    }
+
+    /// The divergence from the reference that scores answers.
+    enum FDivergence {
+        ReverseKl = "reverse_kl",
+        ForwardKl = "forward_kl",
+        JsDivergence = "js_divergence",
+        AlphaDivergence = "alpha_divergence",
+    }
+
+    /// Which end of a longer example is cut off.
+    enum Truncation {
+        KeepStart = "keep_start",
+        KeepEnd = "keep_end",
+    }
+
     /// How attention is lowered.
     enum AttnImplementation {
         /// One call where the device has it.

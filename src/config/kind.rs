@@ -3,6 +3,7 @@
 //! line, strings in a settings file and the defaults in the flag table, so that one value is never
 //! understood in two ways.
 
+use super::choices::PreferenceLoss;
 use super::command::CommandName;
 use crate::data::remote;
 use std::fmt::{self, Debug};
@@ -350,6 +351,10 @@ macro_rules! lists {
                 $expected.into()
             }
 
+            fn choices(command: Option<CommandName>) -> Vec<&'static str> {
+                <$item as Kind>::choices(command)
+            }
+
             fn parse(text: &str) -> Result<Self::Value, Wrong> {
                 Ok(vec![<$item>::parse(text)?])
             }
@@ -375,6 +380,10 @@ lists! {
     Paths: DataPath = List, "FILE", "one or more paths";
     /// One or more texts.
     Texts: String = List, "TEXT", "one or more texts";
+    /// One or more numbers.
+    Numbers: NotNegative = List, "X", "one or more numbers that are 0 or more";
+    /// One or more losses of pairs.
+    PreferenceLosses: PreferenceLoss = List, "NAME", "one or more losses";
     /// One or more words after the command.
     Words: String = Positional, "ID", "one or more words";
     /// Output directories of runs.

@@ -35,6 +35,7 @@ mod migration_tests;
 mod model_config;
 mod nearest;
 mod plan;
+mod preference;
 mod reading;
 #[cfg(test)]
 mod reference_tests;

@@ -3,10 +3,11 @@
 
 use super::choices::{GlueTask, SaveStrategy};
 use super::command::TaskName;
-use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
+use super::command::sets::{LABELLED, PREFERENCES, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
+use super::preference;
 use crate::data::LabelMap;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use crate::tasks::{
@@ -81,6 +82,9 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             completion_only_loss: *flags.completion_only_loss,
             assistant_only_loss: *flags.assistant_only_loss,
         }),
+        TaskName::Dpo => TaskPlan::Dpo(preference::dpo(flags)),
+        TaskName::Reward => TaskPlan::Reward(preference::reward(flags)),
+        TaskName::Kto => TaskPlan::Kto(preference::kto(flags)),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
             max_seq_length: *flags.max_seq_length,
@@ -119,7 +123,7 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
     }
 }
 
-fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
+pub(super) fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
     let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
     PaddingSettings {
         pad_to_max_length: pad_to_max_length && pad_to_bucket.is_empty(),
@@ -130,7 +134,8 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
 /// Percent of the training set that validates. Nothing is set aside of a stream, nor of rows that
 /// nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
-    let are_rows = LABELLED.contains(flags.command) || SFT.contains(flags.command);
+    let of_rows = [LABELLED, SFT, PREFERENCES];
+    let are_rows = of_rows.iter().any(|set| set.contains(flags.command));
     let unused = are_rows && TRAINING.contains(flags.command) && !flags.evaluates();
     if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
         *flags.validation_split_percentage
@@ -140,7 +145,7 @@ fn set_aside(flags: &Flags) -> f64 {
 }
 
 /// Where examples come from, for every task.
-fn source(flags: &Flags) -> SourceSettings {
+pub(super) fn source(flags: &Flags) -> SourceSettings {
     SourceSettings {
         train_files: local_files(&flags.train_file),
         validation_files: local_files(&flags.validation_file),

@@ -211,7 +211,7 @@ impl Job<'_> {
             .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
             .map(|(_, sample)| sample);
         let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
-        let (mut largest, mut truncated) = (0, 0);
+        let (mut largest, mut truncated, mut dropped) = (0, 0, 0);
         let size = |sample: &Sample| sample.texts.iter().map(String::len).sum();
         self.in_groups(recipe.group(), chosen, size, work, |(read, group)| {
             let written = group.rows.iter().try_for_each(|row| out.push(row));
@@ -219,6 +219,7 @@ impl Job<'_> {
             out.count(read, group.tokens, 0);
             largest = largest.max(group.tokens);
             truncated += group.truncated;
+            dropped += group.dropped;
             progress.update(out.totals());
             Ok(())
         })?;
@@ -232,6 +233,14 @@ impl Job<'_> {
                 totals.lines,
                 self.name(),
                 recipe.length()
+            );
+        }
+        if dropped > 0 && !self.quiet {
+            errln!(
+                "note: {dropped} of {} examples of {} are left out: {}",
+                totals.lines,
+                self.name(),
+                recipe.why_dropped()
             );
         }
         if out.is_empty() {

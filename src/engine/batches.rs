@@ -48,7 +48,9 @@ impl BatchForm {
         const TOKEN_BYTES: u64 = 12;
         let tokens = self.lengths.iter().copied().max().unwrap_or(0);
         let rows = (rows as u64).saturating_mul(self.mesh.batch_shards() as u64);
+        let each = self.objective.rows() as u64;
         let needed = rows
+            .saturating_mul(each)
             .saturating_mul(tokens as u64)
             .saturating_mul(TOKEN_BYTES);
         let limit = memory::machine().unwrap_or(u64::MAX).min(1 << 40);
@@ -70,8 +72,9 @@ impl BatchForm {
         self.named.then(|| tokens.to_string().into())
     }
 
-    /// The shapes of batches of `rows` rows a replica, which decide about graphs.
-    pub fn shapes(&self, rows: usize) -> Vec<BatchShape> {
+    /// The shapes of batches of so many examples a replica, which decide about graphs.
+    pub fn shapes(&self, examples: usize) -> Vec<BatchShape> {
+        let rows = examples * self.objective.rows();
         let shape = |tokens: &usize| {
             let mut shape = BatchShape::of(&*self.objective, rows, *tokens);
             if self.attention_mask {
@@ -102,6 +105,10 @@ impl BatchForm {
         let mut feeds = vec![(INPUT_IDS, put.array(DType::S32, &batch.input_ids)?)];
         let shapes = self.objective.feeds(rows, tokens);
         let room = shapes.iter().find(|feed| feed.name == POSITIONS);
+        let numbers = shapes.iter().filter_map(|feed| {
+            let mut known = batch.numbers.iter();
+            known.find(|(name, _)| *name == feed.name)
+        });
         match (&batch.labels, room) {
             (HostLabels::Tokens(labels), Some(Feed { shape, .. })) => {
                 let room = shape.elements();
@@ -131,6 +138,9 @@ impl BatchForm {
             (HostLabels::Numbers(labels), _) => {
                 feeds.push((LABELS, put.array(DType::F32, labels)?));
             }
+        }
+        for (name, numbers) in numbers {
+            feeds.push((*name, put.array(DType::F32, numbers)?));
         }
         if let Some(mask) = &batch.attention_mask {
             feeds.push((ATTENTION_MASK, put.array(DType::Pred, mask)?));

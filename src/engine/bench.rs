@@ -101,6 +101,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         train: form.shapes(*plan.train.flags.batch),
         eval: Vec::new(),
         accumulation: 1,
+        of_reference: false,
     };
     let mut ahead = Ahead {
         session: &mut session,

@@ -24,6 +24,7 @@ mod precompile;
 mod process;
 pub mod profile;
 pub mod push;
+mod reference;
 pub mod resume;
 mod run;
 pub mod target;

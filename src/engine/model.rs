@@ -13,6 +13,7 @@ use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use xtrain_graphs::DType;
 use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
@@ -264,6 +265,31 @@ impl LoadedModel {
             None => parameters::initialize(session, &model.parameters(), seed)
                 .map_err(failed("initializing the weights")),
         }
+    }
+
+    /// Identifies the weights that [`LoadedModel::place`] puts on the device, with what is computed by
+    /// them: its configuration, and each tensor's content or, of new weights, the seed.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn digest(&self, seed: u64) -> Result<String, Error> {
+        let config = json!(self.model.config().values()).to_string();
+        let mut hasher = hash::HashingWriter::new(std::io::sink());
+        let mut add = |bytes: &[u8]| hasher.write_all(bytes).expect("a sink takes everything");
+        add(config.as_bytes());
+        match &self.weights {
+            Some((weights, _)) => {
+                let mut tensors: Vec<_> = weights.iter().collect();
+                tensors.sort_by(|a, b| a.name.cmp(b.name));
+                for tensor in tensors {
+                    add(format!("{} {}\n", tensor.name, tensor.shape).as_bytes());
+                    add(tensor.bytes);
+                }
+            }
+            None => add(format!("seed {seed}").as_bytes()),
+        }
+        let (_, _, digest) = hasher.finish();
+        Ok(hash::hex(&digest))
     }
 
     /// The settings of the `generation_config.json` that came with it; none if none did.

@@ -285,6 +285,7 @@ impl Run {
                 shapes(self.plan.do_predict, Split::Test, eval_batch)
             },
             accumulation: *settings.flags.gradient_accumulation_steps,
+            of_reference: true,
         }
     }
 
@@ -432,10 +433,10 @@ fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
     let Some(rule) = &settings.best else {
         return Ok(());
     };
-    Ok(config::metric_is_known(
-        &rule.metric,
-        &task.metrics().names(),
-    )?)
+    let mut known = task.metrics().names();
+    let measured = task.objective.measures().iter();
+    known.extend(measured.map(|name| name.to_string()));
+    Ok(config::metric_is_known(&rule.metric, &known)?)
 }
 
 /// The settings that shape all graphs of a run, by the names that the user knows. What is fed

@@ -31,7 +31,9 @@ use crate::trainer::hooks::{
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
-use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
+use crate::trainer::run_state::{
+    CheckpointHistory, MeasuredTotals, RunLog, RunState, RunningTotals,
+};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
 use crate::trainer::{matmul_peak, parameters, replicas};
@@ -64,6 +66,7 @@ impl Run {
             clean_output_dir(&self.plan.train.output_dir)
                 .map_err(failed("cleaning up after a killed run"))?;
         }
+        self.add_reference()?;
         let (length, schedule) = self.length()?.expect("the plan trains");
         let train = &mut self.plan.train;
         for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
@@ -406,6 +409,9 @@ fn run_state(
     let totals = resumed
         .map(|saved| RunningTotals::from_map(&saved.state.accumulators))
         .unwrap_or_default();
+    let measured = resumed
+        .map(|saved| MeasuredTotals::from_map(&saved.state.accumulators))
+        .unwrap_or_default();
     let counts = *settings.flags.include_num_input_tokens_seen != TokensSeen::No;
     log.tokens_seen = counts.then_some(totals.tokens_seen as u64);
     let stale = if resumed.is_none() && writes {
@@ -416,6 +422,7 @@ fn run_state(
     Ok(RunState {
         log,
         totals,
+        measured,
         best: settings.best.clone().map(|rule| match resumed {
             Some(saved) => Best::resume(rule, &saved.trainer_state),
             None => Best::new(rule),

@@ -191,6 +191,7 @@ impl Recipe for Blocks {
             rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
             tokens: ids.len() as u64,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 
@@ -260,6 +261,7 @@ impl Recipe for Windows {
             rows,
             tokens: ids.len() as u64,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 

@@ -7,15 +7,19 @@
 //!
 //! A new task is a file beside `cls`, and a line in each place of this one that lists them.
 
+pub mod answers;
 pub mod clm;
 pub mod cls;
 mod columns;
+pub mod dpo;
 mod estimates;
 mod glue;
+pub mod kto;
 mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
+pub mod reward;
 pub mod sft;
 pub mod token_cls;
 
@@ -36,8 +40,11 @@ use crate::trainer::evaluate::Metrics;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
+pub use dpo::DpoDataSettings;
 pub use glue::Glue;
+pub use kto::KtoDataSettings;
 pub use mlm::MlmDataSettings;
+pub use reward::RewardDataSettings;
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
@@ -48,6 +55,12 @@ pub enum TaskPlan {
     Clm(ClmDataSettings),
     /// Supervised fine-tuning.
     Sft(SftDataSettings),
+    /// Preference optimization on pairs.
+    Dpo(DpoDataSettings),
+    /// Reward modelling.
+    Reward(RewardDataSettings),
+    /// Learning from good and bad answers.
+    Kto(KtoDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -63,6 +76,9 @@ impl Deref for TaskPlan {
         match self {
             TaskPlan::Clm(task) => task,
             TaskPlan::Sft(task) => task,
+            TaskPlan::Dpo(task) => task,
+            TaskPlan::Reward(task) => task,
+            TaskPlan::Kto(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,
@@ -427,7 +443,8 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         quiet: context.quiet,
     };
     let rows = job.prepare(&*recipe)?;
-    Ok(Set::new(rows.take(most.unwrap_or(usize::MAX)), recipe))
+    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
+    Ok(Set::new(rows.take(most), recipe))
 }
 
 /// The samples that the rows of a test set come from, in their order.

@@ -4,6 +4,8 @@
 mod borders;
 mod turns;
 
+pub(super) use borders::common;
+
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -428,7 +430,7 @@ fn read_tag_places(text: &str) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The messages of a cell's list.
-fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
+pub(super) fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
     if turns.is_empty() {
         return Err(format!("column {column:?} has no messages"));
     }

@@ -139,6 +139,18 @@ impl BatchShape {
         }
     }
 
+    /// The same with what another objective is fed, of the same rows.
+    pub fn fed_to(&self, objective: &dyn Objective) -> BatchShape {
+        let own = BatchShape::of(objective, self.rows, self.tokens).feeds;
+        let of_models = [ATTENTION_MASK, TOKEN_TYPE_IDS];
+        let others = self.feeds.iter();
+        let others = others.filter(|feed| of_models.contains(&feed.name)).cloned();
+        BatchShape {
+            feeds: own.into_iter().chain(others).collect(),
+            ..self.clone()
+        }
+    }
+
     /// The same with `pred[B, T]` that says which tokens are attended.
     pub fn with_attention_mask(mut self) -> BatchShape {
         let dims = [self.rows, self.tokens];

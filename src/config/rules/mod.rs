@@ -7,6 +7,7 @@ mod data;
 mod device;
 mod model;
 mod output;
+mod preference;
 mod processes;
 #[cfg(test)]
 mod tests;
@@ -94,6 +95,13 @@ rules! {
         "several machines need a rendezvous",
         "add --rdzv_endpoint HOST:PORT with an address of node 0";
     launch_runs_train_or_eval for LAUNCH in processes;
+    losses_go_together for DPO in preference;
+    evaluation_has_its_reference for EVAL_REFERENCED in preference;
+    kl_is_estimated_on_one_replica for KTO in preference;
+    answers_are_not_streamed for PREFERENCES
+        if *flags.streaming =>
+        "--streaming: answers are tokenized before training, and the reference's log-probabilities computed once",
+        "leave it out";
     one_16_bit_type for TRAIN_EVAL | BENCH in training;
     directories_of_the_environment_are_here for ALL in output;
     something_to_do for TRAINING
