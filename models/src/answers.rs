@@ -146,7 +146,8 @@ impl Answers {
 pub(crate) fn halves(rows: &Tensor) -> Result<[Tensor; 2]> {
     let pairs = rows.dims()[0] / PAIR;
     let table = rows.reshape(&[pairs, PAIR])?;
-    let column = |at: usize| Ok(table.slice_dim(1, at, at + 1)?.reshape(&[pairs])?);
+    let column =
+        |at: usize| -> Result<Tensor> { Ok(table.slice_dim(1, at, at + 1)?.reshape(&[pairs])?) };
     Ok([column(0)?, column(1)?])
 }
 

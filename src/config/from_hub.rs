@@ -28,10 +28,17 @@ pub fn is_config_name(name: &str) -> bool {
 /// # Errors
 /// What could not be fetched.
 pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
-    let [model, tokenizer, config] = repositories(&flags);
+    let [model, tokenizer, config, reference] = repositories(&flags);
     let dataset = flags.dataset_name.clone();
     let predicts = PREDICT.contains(flags.command);
-    if model.is_none() && tokenizer.is_none() && config.is_none() && dataset.is_none() {
+    let named = [
+        &model,
+        &tokenizer,
+        &config,
+        &reference,
+        &*flags.dataset_name,
+    ];
+    if named.iter().all(|name| name.is_none()) {
         return Ok(flags);
     }
     let failed = |error: hub::Error| UsageError::Fetch {
@@ -55,6 +62,10 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     if let Some(name) = model {
         let path = hub.model(&name, revision).map_err(failed)?;
         flags.model_name_or_path.set(Some(path));
+    }
+    if let Some(name) = reference {
+        let path = hub.model(&name, revision).map_err(failed)?;
+        flags.ref_model_name_or_path.set(Some(path));
     }
     if let Some(name) = dataset {
         let configuration = flags.dataset_config_name.as_deref();
@@ -109,8 +120,8 @@ pub fn is_asked(flags: &Flags) -> bool {
     flags.dataset_name.is_given() || repositories(flags).iter().any(Option::is_some)
 }
 
-/// The names of model, tokenizer and configuration on the Hub, each if it is one.
-fn repositories(flags: &Flags) -> [Option<String>; 3] {
+/// The names of model, tokenizer, configuration and reference on the Hub, each if it is one.
+fn repositories(flags: &Flags) -> [Option<String>; 4] {
     let named = |path: &Option<PathBuf>| {
         let path = path.as_deref().filter(|path| is_name(path))?;
         path.to_str().map(str::to_string)
@@ -123,6 +134,7 @@ fn repositories(flags: &Flags) -> [Option<String>; 3] {
         named(&flags.model_name_or_path),
         named(&flags.tokenizer_name),
         config,
+        named(&flags.ref_model_name_or_path),
     ]
 }
 

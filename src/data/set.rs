@@ -130,7 +130,7 @@ impl Set {
             };
             let mut own: Vec<f32> = examples.iter().flat_map(of_example).copied().collect();
             own.resize(batch_size * each, 0.0);
-            batch.numbers.push((name, own.into()));
+            batch.numbers.push((*name, own.into()));
         }
         batch.token_type_ids = self.segments.then(|| rows.token_types(&batch.input_ids));
         self.recipe.label(&rows, &mut batch);

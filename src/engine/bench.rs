@@ -314,6 +314,7 @@ fn random_batch(
         input_ids,
         attention_mask: None,
         token_type_ids: None,
+        numbers: Vec::new(),
         examples: rows,
         tokens: rows * tokens,
         epoch: 0,

@@ -16,6 +16,7 @@ use crate::report::progress::say;
 use crate::report::units::exact;
 use crate::tasks::Split;
 use crate::trainer::evaluate::{RowNumbers, evaluate, reference_variant};
+use crate::trainer::feed::DeviceBatch;
 use crate::trainer::parameters::Head;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -146,11 +147,11 @@ impl Run {
         let batches = form
             .one_pass(client, set, rows, self.task.workers())
             .map_err(failed("preparing the batches"))?;
-        let mut batches = batches.map(|batch| {
-            let mut batch = batch?;
-            batch.variant = Some(reference_variant(batch.variant.as_deref()));
-            Ok(batch)
-        });
+        let named = |batch: DeviceBatch| DeviceBatch {
+            variant: Some(reference_variant(batch.variant.as_deref())),
+            ..batch
+        };
+        let mut batches = batches.map(|batch| batch.map(named));
         let model = match &asked.other {
             Some(other) => &*other.model,
             None => &*self.loaded.model,

@@ -17,7 +17,7 @@ use crate::trainer::parameters::Head;
 use serde_json::Value;
 use std::sync::Arc;
 use xtrain_graphs::Tensor;
-use xtrain_models::{Config, Model, Objective, Predictions};
+use xtrain_models::{Config, HeadKind, Model, Objective, Predictions};
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +220,9 @@ pub fn load_task(
         }
     }
     let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
+    if task.labelled().is_none() && task.head(None) == HeadKind::REGRESSION {
+        set_padding(&mut read.config, &tokenizer)?;
+    }
     let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;
     tokenizer
         .check_vocab(loaded.model.vocab_size())

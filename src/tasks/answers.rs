@@ -303,7 +303,7 @@ impl AnswerFile {
             let end = if answer.ends_with(&self.end) {
                 ""
             } else {
-                &self.end
+                self.end.as_str()
             };
             format!("{prompt}{answer}{end}")
         };
@@ -586,7 +586,7 @@ impl Recipe for Answers {
             return;
         };
         let prompt = own.flags.iter().take_while(|flags| **flags == 0).count();
-        let ids = [&own.ids[..prompt], &other.ids].concat();
+        let ids = [&own.ids[..prompt], &other.ids[..]].concat();
         *other = self.row(&ids, prompt);
         other.label = own.label;
     }

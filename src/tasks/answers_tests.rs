@@ -229,7 +229,7 @@ fn answers_are_compared_within_a_batch() {
     let set = set(&task, &context, Split::Train).unwrap();
     let batch = set.batch(&[1, 2], 2, Position::default()).unwrap();
     let good = vec![0.0, 0.0, 1.0, 1.0];
-    assert_eq!(batch.numbers, [(DESIRABLE, good.into())]);
+    assert_eq!(batch.numbers, [(DESIRABLE, Array1::from(good))]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod borders;
 mod turns;
 
-pub(super) use borders::common;
+pub(crate) use borders::common;
 
 use std::ops::Range;
 use std::path::Path;
