@@ -1,5 +1,6 @@
 //! What a model is trained for: what it is fed besides its tokens, its loss, and the numbers that
-//! are measured on the way. The five objectives of the tasks are here; one of a user's own
+//! are measured on the way. The objectives of labels are here, those of preferences in `preference`,
+//! `reward` and `kto`; one of a user's own
 //! implements [`Objective`] as they do.
 //!
 //! Letters: B batch, T tokens, N = B * T, K positions with a label, L labels of a classification, V

@@ -328,6 +328,31 @@ pub fn suits_task(name: &str, command: CommandName) -> bool {
     has_head(name, head) != Some(false)
 }
 
+/// One or more of what `train dpo` learns by.
+pub struct PreferenceLosses;
+
+impl Kind for PreferenceLosses {
+    type Value = Vec<PreferenceLoss>;
+    const FORM: Form = Form::List;
+    const PLACEHOLDER: &'static str = "NAME";
+
+    fn choices(command: Option<CommandName>) -> Vec<&'static str> {
+        PreferenceLoss::choices(command)
+    }
+
+    fn parse(text: &str) -> Result<Self::Value, Wrong> {
+        PreferenceLoss::parse(text).map(|loss| vec![loss])
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self::Value, Wrong> {
+        if texts.is_empty() {
+            return Err(Wrong::Kind);
+        }
+        let losses = texts.iter().map(|text| PreferenceLoss::parse(text));
+        losses.collect()
+    }
+}
+
 /// What can be compiled for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {

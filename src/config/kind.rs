@@ -3,7 +3,6 @@
 //! line, strings in a settings file and the defaults in the flag table, so that one value is never
 //! understood in two ways.
 
-use super::choices::PreferenceLoss;
 use super::command::CommandName;
 use crate::data::remote;
 use std::fmt::{self, Debug};
@@ -351,10 +350,6 @@ macro_rules! lists {
                 $expected.into()
             }
 
-            fn choices(command: Option<CommandName>) -> Vec<&'static str> {
-                <$item as Kind>::choices(command)
-            }
-
             fn parse(text: &str) -> Result<Self::Value, Wrong> {
                 Ok(vec![<$item>::parse(text)?])
             }
@@ -382,8 +377,6 @@ lists! {
     Texts: String = List, "TEXT", "one or more texts";
     /// One or more numbers.
     Numbers: NotNegative = List, "X", "one or more numbers that are 0 or more";
-    /// One or more losses of pairs.
-    PreferenceLosses: PreferenceLoss = List, "NAME", "one or more losses";
     /// One or more words after the command.
     Words: String = Positional, "ID", "one or more words";
     /// Output directories of runs.

@@ -3,10 +3,8 @@
 use super::choices::{FDivergence, KtoLoss, PreferenceLoss, Truncation};
 use super::command::TaskName;
 use super::flags::Flags;
-use super::sources::{padding, source};
-use crate::tasks::answers::{AnswerSettings, Form, TruncationMode};
+use crate::tasks::answers::{Form, TruncationMode};
 use crate::tasks::dpo::DpoLoss;
-use crate::tasks::{DpoDataSettings, KtoDataSettings, RewardDataSettings};
 use xtrain_models::{Divergence, Kto, OddsRatio, PairLoss, Preference, Reward};
 
 /// The peak learning rate: TRL's defaults where a task has one of its own.
@@ -19,12 +17,12 @@ pub fn learning_rate(flags: &Flags) -> f64 {
     }
 }
 
-/// The pairs of `train dpo`, and their losses.
-pub fn dpo(flags: &Flags) -> DpoDataSettings {
+/// What `train dpo` learns.
+pub fn dpo(flags: &Flags) -> DpoLoss {
     let (beta, dropout) = (*flags.beta, !*flags.disable_dropout);
     let losses = flags.preference_losses.iter().copied();
     let losses: Option<Vec<PairLoss>> = losses.map(pair_loss).collect();
-    let loss = match losses {
+    match losses {
         None => DpoLoss::OddsRatio(OddsRatio { beta, dropout }),
         Some(losses) => {
             let weights = flags.loss_weights.iter().copied();
@@ -47,54 +45,42 @@ pub fn dpo(flags: &Flags) -> DpoDataSettings {
                 dropout,
             })
         }
-    };
-    DpoDataSettings {
-        answers: answers(flags, Form::Pairs),
-        loss,
     }
 }
 
-/// The pairs of `train reward`.
-pub fn reward(flags: &Flags) -> RewardDataSettings {
-    RewardDataSettings {
-        answers: answers(flags, Form::Scored),
-        loss: Reward {
-            center: *flags.center_rewards_coefficient,
-            dropout: !*flags.disable_dropout,
-        },
+/// What `train reward` learns.
+pub fn reward(flags: &Flags) -> Reward {
+    Reward {
+        center: *flags.center_rewards_coefficient,
+        dropout: !*flags.disable_dropout,
     }
 }
 
-/// The answers of `train kto`.
-pub fn kto(flags: &Flags) -> KtoDataSettings {
-    let has_kl = *flags.kto_loss == KtoLoss::Kto;
-    // As TRL has it, answers are compared within a batch of training, also in evaluations.
-    let batch = flags.per_device_train_batch_size.count().unwrap_or(8);
-    let form = Form::Judged {
-        compared: has_kl.then_some(batch),
-    };
-    KtoDataSettings {
-        answers: answers(flags, form),
-        loss: Kto {
-            beta: *flags.beta,
-            desirable_weight: *flags.desirable_weight,
-            undesirable_weight: *flags.undesirable_weight,
-            has_kl,
-            dropout: !*flags.disable_dropout,
-        },
+/// What `train kto` learns.
+pub fn kto(flags: &Flags) -> Kto {
+    Kto {
+        beta: *flags.beta,
+        desirable_weight: *flags.desirable_weight,
+        undesirable_weight: *flags.undesirable_weight,
+        has_kl: *flags.kto_loss == KtoLoss::Kto,
+        dropout: !*flags.disable_dropout,
     }
 }
 
-fn answers(flags: &Flags, form: Form) -> AnswerSettings {
-    AnswerSettings {
-        source: source(flags),
-        max_seq_length: *flags.max_seq_length,
-        truncation: match *flags.truncation_mode {
-            Truncation::KeepStart => TruncationMode::KeepStart,
-            Truncation::KeepEnd => TruncationMode::KeepEnd,
-        },
-        padding: padding(flags, *flags.pad_to_max_length),
-        form,
+/// What an example of `train kto` is: as TRL has it, answers are compared within a batch of training,
+/// also in evaluations.
+pub fn judged(flags: &Flags) -> Form {
+    let batch = flags.per_device_train_batch_size.count().unwrap_or(1);
+    Form::Judged {
+        compared: kto(flags).has_kl.then_some(batch),
+    }
+}
+
+/// Which end of a longer example is cut off.
+pub fn truncation(flags: &Flags) -> TruncationMode {
+    match *flags.truncation_mode {
+        Truncation::KeepStart => TruncationMode::KeepStart,
+        Truncation::KeepEnd => TruncationMode::KeepEnd,
     }
 }
 

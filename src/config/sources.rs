@@ -10,8 +10,10 @@ use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use super::preference;
 use crate::data::LabelMap;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
+use crate::tasks::answers::{AnswerSettings, Form};
 use crate::tasks::{
-    ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
+    ClmDataSettings, ClsDataSettings, DpoDataSettings, KtoDataSettings, MlmDataSettings,
+    RewardDataSettings, SftDataSettings, TokenClsDataSettings,
 };
 use crate::trainer::settings::{BestRule, EarlyStopping};
 use std::path::{Path, PathBuf};
@@ -82,9 +84,18 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             completion_only_loss: *flags.completion_only_loss,
             assistant_only_loss: *flags.assistant_only_loss,
         }),
-        TaskName::Dpo => TaskPlan::Dpo(preference::dpo(flags)),
-        TaskName::Reward => TaskPlan::Reward(preference::reward(flags)),
-        TaskName::Kto => TaskPlan::Kto(preference::kto(flags)),
+        TaskName::Dpo => TaskPlan::Dpo(DpoDataSettings {
+            answers: answers(flags, Form::Pairs),
+            loss: preference::dpo(flags),
+        }),
+        TaskName::Reward => TaskPlan::Reward(RewardDataSettings {
+            answers: answers(flags, Form::Scored),
+            loss: preference::reward(flags),
+        }),
+        TaskName::Kto => TaskPlan::Kto(KtoDataSettings {
+            answers: answers(flags, preference::judged(flags)),
+            loss: preference::kto(flags),
+        }),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
             max_seq_length: *flags.max_seq_length,
@@ -106,6 +117,16 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
     }
 }
 
+fn answers(flags: &Flags, form: Form) -> AnswerSettings {
+    AnswerSettings {
+        source: source(flags),
+        max_seq_length: *flags.max_seq_length,
+        truncation: preference::truncation(flags),
+        padding: padding(flags, *flags.pad_to_max_length),
+        form,
+    }
+}
+
 fn cls_data(flags: &Flags) -> ClsDataSettings {
     ClsDataSettings {
         source: source(flags),
@@ -123,7 +144,7 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
     }
 }
 
-pub(super) fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
+fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
     let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
     PaddingSettings {
         pad_to_max_length: pad_to_max_length && pad_to_bucket.is_empty(),
@@ -145,7 +166,7 @@ fn set_aside(flags: &Flags) -> f64 {
 }
 
 /// Where examples come from, for every task.
-pub(super) fn source(flags: &Flags) -> SourceSettings {
+fn source(flags: &Flags) -> SourceSettings {
     SourceSettings {
         train_files: local_files(&flags.train_file),
         validation_files: local_files(&flags.validation_file),

@@ -175,7 +175,7 @@ fn unknown_names_get_the_nearest_known_one() {
         ),
         (
             "eval xyz",
-            "the tasks of `xtrain eval` are clm, sft, mlm, cls, token-cls",
+            "the tasks of `xtrain eval` are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
         ),
         ("train llm", "did you mean `xtrain train clm`?"),
         ("predict ner", "did you mean `xtrain predict token-cls`?"),
@@ -183,13 +183,15 @@ fn unknown_names_get_the_nearest_known_one() {
             "predict clm",
             "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
         ),
+        ("train orpo", "did you mean `xtrain train dpo`?"),
+        ("train rm", "did you mean `xtrain train reward`?"),
         (
-            "train dpo",
-            "preference optimization (such as DPO) is not supported yet; `xtrain train sft` fine-tunes on prompts with completions",
+            "train simpo",
+            "it is not supported; `xtrain train dpo` learns from pairs with many losses (--loss_type), also without a reference (orpo)",
         ),
         (
             "train foo.txt",
-            "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, mlm, cls, token-cls",
+            "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
         ),
         ("sft", "did you mean `xtrain train sft`?"),
         ("clm", "did you mean `xtrain train clm`?"),
