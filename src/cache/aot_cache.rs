@@ -9,11 +9,12 @@ use super::key::{CompileEnvironment, Key};
 use super::program::emit;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
-use crate::runtime::hlo::launch_stats::{self, Launches};
-use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Fingerprint, Graph, Target, flops, passes};
+use xtrain_report::errln;
+use xtrain_runtime::hlo::launch_stats::{self, Launches};
+use xtrain_runtime::{CompileOptions, CompiledModule, Library, Topology};
 
 /// The header's name for the operations of products with 16-bit operands, and for those of all
 /// others.

@@ -8,17 +8,17 @@ use super::key::{self, CompileEnvironment, Key};
 use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
-use crate::checkpoint::lock::Lock;
-use crate::distributed::ProcessGroup;
-use crate::distributed::process_group::Work;
-use crate::report::notice::{Place, while_busy};
-use crate::report::progress::{clock, say};
-use crate::report::units::duration;
-use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::lock::Lock;
+use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::process_group::Work;
 use xtrain_graphs::{Graph, InputRole, Target};
+use xtrain_report::notice::{Place, while_busy};
+use xtrain_report::progress::{clock, say};
+use xtrain_report::units::duration;
+use xtrain_runtime::{Client, CompileOptions, Executable, Signature};
 
 /// What compiles for one client, and where it keeps what it made.
 pub(super) struct Compiler {

@@ -7,12 +7,16 @@
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod aot_cache;
 pub mod archive;
 mod compiler;
 mod entry;
 mod error;
 mod explain;
+#[cfg(test)]
+mod fuzz;
 mod graph_cache;
 mod key;
 mod machine;
@@ -30,6 +34,7 @@ pub use program::emit;
 pub use store::{Listed, Store, age, now};
 
 use std::path::{Path, PathBuf};
+use xtrain_report::errln;
 
 /// The folder of [`CacheSettings::autotune_dir`] in a cache's.
 const AUTOTUNE: &str = "autotune";
@@ -106,7 +111,7 @@ impl CacheSettings {
             0 => "none".into(),
             n => format!(
                 "{n} {}",
-                &crate::checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]
+                &xtrain_checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]
             ),
         }
     }
@@ -120,6 +125,3 @@ impl CacheSettings {
         }
     }
 }
-
-#[cfg(test)]
-pub(crate) use entry::tests::{sample_entry, with_digests};

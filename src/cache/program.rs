@@ -8,11 +8,14 @@
 use super::Error;
 use super::key::Key;
 use super::store::Store;
-use crate::runtime::{self, Client, Code, CompileOptions, Executable, Library, Signature, hlo};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Graph, Target, passes};
+use xtrain_report::errln;
+use xtrain_runtime::{
+    self as runtime, Client, Code, CompileOptions, Executable, Library, Signature, hlo,
+};
 
 /// A plugin that refuses a form does so when it reads it. What fails later failed in the compiler,
 /// which would fail again.

@@ -8,13 +8,13 @@
 
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
-use crate::checkpoint::atomic;
-use crate::report::telemetry;
 use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use xtrain_checkpoint::atomic;
+use xtrain_report::telemetry;
 
 const ENTRY: &str = "graph";
 const USES: &str = "uses";
@@ -156,8 +156,8 @@ impl Store {
         &self,
         header: Header,
         parts: &[(Content, &[u8])],
-    ) -> crate::checkpoint::Result<()> {
-        fs::create_dir_all(&self.dir).map_err(crate::checkpoint::Error::io("create", &self.dir))?;
+    ) -> xtrain_checkpoint::Result<()> {
+        fs::create_dir_all(&self.dir).map_err(xtrain_checkpoint::Error::io("create", &self.dir))?;
         atomic::clean_leftovers(&self.dir)?;
         let path = self.path(&header.key.id());
         atomic::write_file(&path, |writer| entry::write(writer, header, parts))

@@ -18,8 +18,8 @@ use super::command::Commands;
 use super::command::sets::*;
 use super::error::UsageError;
 use super::flags::Flags;
-use crate::trainer::settings::{Checkpointing, ExampleOrder, Resume};
 use verdict::{Verdict, refuse_if};
+use xtrain_trainer::settings::{Checkpointing, ExampleOrder, Resume};
 
 /// A rule and the commands that it is for.
 struct Rule {

@@ -1,9 +1,9 @@
 //! Each rule refuses a command line that breaks it and no rule before it.
 
 use super::*;
-use crate::config::command_line::{Parsed, parse};
-use crate::config::config_file;
-use crate::config::fixture::Fixture;
+use crate::command_line::{Parsed, parse};
+use crate::config_file;
+use crate::fixture::Fixture;
 use std::collections::BTreeSet;
 
 /// Rules that only the environment of a launched process can break; `tests/processes.rs` and

@@ -7,7 +7,7 @@ use super::call::{Call, Question};
 use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags, set_environment};
 use super::memory::string;
 use super::options::{self, OptionValue};
-use crate::runtime::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -140,7 +140,7 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
 }
 
 /// libloading keeps the loader's message in the source of its error.
-pub(in crate::runtime) fn reason(error: &libloading::Error) -> String {
+pub(crate) fn reason(error: &libloading::Error) -> String {
     let inner = std::error::Error::source(error).map(|e| e.to_string());
     inner.unwrap_or_else(|| error.to_string())
 }

@@ -6,7 +6,7 @@
 //! recorded as skipped.
 
 use super::*;
-use crate::runtime::{Error, Result};
+use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_graphs::{DType, Shape};
