@@ -694,11 +694,7 @@ fn measurements_of_kernels_are_found_in_the_cache() {
         ..DeviceSettings::default()
     };
     let compiled = || {
-        let cache = CacheSettings {
-            dir: Some(dir.path().into()),
-            max_bytes: u64::MAX,
-            fail_on_recompile: false,
-        };
+        let cache = CacheSettings::kept_in(Some(dir.path().into()));
         let checked = cuda::describe(Gpu::H200, &settings, cache)
             .unwrap()
             .check(&graph)

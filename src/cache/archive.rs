@@ -3,7 +3,7 @@
 
 use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
-use super::store::Store;
+use super::store::{EntryStore, Store};
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};

@@ -31,7 +31,7 @@ pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
 pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
-pub use store::{Listed, Store, age, now};
+pub use store::{EntryStore, Listed, Store, age, now};
 
 use std::path::{Path, PathBuf};
 use xtrain_report::errln;
@@ -116,12 +116,24 @@ impl CacheSettings {
         }
     }
 
-    /// Nothing is read from disk or stored.
-    pub fn in_memory() -> CacheSettings {
+    /// What keeps the entries; `None` without a directory.
+    fn store(&self) -> Option<Box<dyn EntryStore>> {
+        let local = Store::new(self.dir.as_ref()?);
+        Some(Box::new(local))
+    }
+
+    /// Everything that is compiled is kept in a directory; without one, nothing is read from disk or
+    /// stored.
+    pub fn kept_in(dir: Option<PathBuf>) -> CacheSettings {
         CacheSettings {
-            dir: None,
-            max_bytes: 0,
+            dir,
+            max_bytes: u64::MAX,
             fail_on_recompile: false,
         }
+    }
+
+    /// Nothing is read from disk or stored.
+    pub fn in_memory() -> CacheSettings {
+        CacheSettings::kept_in(None)
     }
 }

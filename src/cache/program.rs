@@ -7,7 +7,7 @@
 
 use super::Error;
 use super::key::Key;
-use super::store::Store;
+use super::store::EntryStore;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub fn emit(library: &Library, graph: &Graph, target: Target) -> Result<Vec<u8>,
 /// The same, from the store if any entry of it was lowered alike: then XLA's library, which is
 /// large, need not be there.
 pub(super) fn stored_or_emitted(
-    store: Option<&Store>,
+    store: Option<&dyn EntryStore>,
     key: &Key,
     graph: &Graph,
     target: Target,

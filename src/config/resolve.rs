@@ -292,22 +292,19 @@ fn neuron(flags: &Flags) -> NeuronSettings {
 
 /// How compiled graphs are kept.
 fn cache(flags: &Flags) -> CacheSettings {
+    let dir = flags
+        .compile_cache
+        .then(|| sources::cache_dir(flags, "graphs"));
     CacheSettings {
-        dir: flags
-            .compile_cache
-            .then(|| sources::cache_dir(flags, "graphs")),
         max_bytes: *flags.cache_max_size,
         fail_on_recompile: *flags.fail_on_recompile,
+        ..CacheSettings::kept_in(dir)
     }
 }
 
 /// The same for a command that has no flags for it.
 fn all_kept(flags: &Flags) -> CacheSettings {
-    CacheSettings {
-        dir: Some(sources::cache_dir(flags, "graphs")),
-        max_bytes: u64::MAX,
-        fail_on_recompile: false,
-    }
+    CacheSettings::kept_in(Some(sources::cache_dir(flags, "graphs")))
 }
 
 impl CachePlan {

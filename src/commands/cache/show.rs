@@ -3,7 +3,9 @@
 use super::entries::{all, choose};
 use super::list::{describe, model};
 use crate::Error;
-use xtrain_cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
+use xtrain_cache::{
+    Content, Damage, Entry, EntryStore, Explanation, Header, Listed, Store, age, nearest,
+};
 use xtrain_config::Flags;
 use xtrain_engine::failed;
 use xtrain_graphs::{Graph, InputRole};

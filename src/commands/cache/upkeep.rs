@@ -7,8 +7,8 @@ use crate::output_file::{announce, check_output};
 use std::io::ErrorKind;
 use std::path::Path;
 use xtrain_cache::{
-    CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
-    is_for_running, is_stale,
+    CacheSettings, Content, DEVICE, Damage, EntryStore, Listed, Store, age, archive,
+    is_compile_check, is_for_running, is_stale,
 };
 use xtrain_config::{Device, DevicePlan, Flags};
 use xtrain_engine::device::open_device;

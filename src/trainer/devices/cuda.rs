@@ -195,12 +195,7 @@ mod tests {
     #[test]
     fn processes_do_not_wait_for_each_others_tuning() {
         let has = |processes| {
-            let cache = CacheSettings {
-                dir: None,
-                max_bytes: 0,
-                fail_on_recompile: false,
-            };
-            let options = tuning(&cache, processes);
+            let options = tuning(&CacheSettings::in_memory(), processes);
             let apart = ("xla_gpu_shard_autotuning", OverrideValue::Bool(false));
             options.contains(&apart)
         };
