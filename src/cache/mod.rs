@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! of them), `read_through` (copies from a second store), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
 
@@ -21,6 +21,7 @@ mod graph_cache;
 mod key;
 mod machine;
 mod program;
+mod read_through;
 mod store;
 
 pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
@@ -33,7 +34,9 @@ pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
 pub use store::{EntryStore, Listed, Store, age, now};
 
+use read_through::ReadThrough;
 use std::path::{Path, PathBuf};
+use xtrain_distributed::ProcessGroup;
 use xtrain_report::errln;
 
 /// The folder of [`CacheSettings::autotune_dir`] in a cache's.
@@ -76,6 +79,8 @@ fn is_tuned_kernel(name: &str) -> bool {
 pub struct CacheSettings {
     /// Where entries are kept; `None` keeps them in memory only.
     pub dir: Option<PathBuf>,
+    /// Where else entries are looked for, to be copied into `dir`: a directory that others fill.
+    pub remote: Option<PathBuf>,
     /// Size over which the least recently used entries go.
     pub max_bytes: u64,
     /// Stop instead of compiling what was compiled before in another form.
@@ -118,8 +123,19 @@ impl CacheSettings {
 
     /// What keeps the entries; `None` without a directory.
     fn store(&self) -> Option<Box<dyn EntryStore>> {
-        let local = Store::new(self.dir.as_ref()?);
-        Some(Box::new(local))
+        let local = Box::new(Store::new(self.dir.as_ref()?));
+        let Some(remote) = &self.remote else {
+            return Some(local);
+        };
+        if let Err(error) = std::fs::read_dir(remote) {
+            if ProcessGroup::this_writes() {
+                let remote = remote.display();
+                errln!("note: --cache_remote: {remote}: {error}; --cache_dir alone is used");
+            }
+            return Some(local);
+        }
+        let remote = Box::new(Store::new(remote));
+        Some(Box::new(ReadThrough::new(local, remote, self.max_bytes)))
     }
 
     /// Everything that is compiled is kept in a directory; without one, nothing is read from disk or
@@ -127,6 +143,7 @@ impl CacheSettings {
     pub fn kept_in(dir: Option<PathBuf>) -> CacheSettings {
         CacheSettings {
             dir,
+            remote: None,
             max_bytes: u64::MAX,
             fail_on_recompile: false,
         }
