@@ -4,6 +4,7 @@
 
 mod faults;
 mod key;
+mod remote;
 mod tool;
 
 use crate::support::{Command, Run, xtrain};

@@ -693,6 +693,9 @@ Cache {
     jobs: Option<Count<1>>, COMPILE, short 'j';
     /// Load compiled graphs from cache_dir and store new ones there
     compile_cache: bool = "true", COMPILING;
+    /// Another cache_dir to look for compiled graphs in, as a directory or a file:// URL; what is
+    /// found there is copied into cache_dir, and nothing is written there
+    cache_remote: Option<CachePath>, COMPILING;
     /// Cache size above which the least recently used graphs are evicted
     cache_max_size: Bytes = "10GiB", COMPILING;
     /// Fail instead of recompiling a graph that this run or an earlier one compiled in another

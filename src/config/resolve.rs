@@ -295,7 +295,9 @@ fn cache(flags: &Flags) -> CacheSettings {
     let dir = flags
         .compile_cache
         .then(|| sources::cache_dir(flags, "graphs"));
+    let remote = flags.cache_remote.as_ref();
     CacheSettings {
+        remote: remote.map(|dir| dir.join("graphs")),
         max_bytes: *flags.cache_max_size,
         fail_on_recompile: *flags.fail_on_recompile,
         ..CacheSettings::kept_in(dir)

@@ -115,6 +115,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "is mnli's, which has two sets",
     ),
     (
+        "remote_cache_needs_the_cache",
+        "CLM --cache_remote /x --compile_cache false",
+        "--cache_remote copies into the cache",
+    ),
+    (
         "examples_of_a_step_have_a_bound",
         "CLM --per_device_train_batch_size 100000 --gradient_accumulation_steps 100000",
         "more than 2147483647 examples",
