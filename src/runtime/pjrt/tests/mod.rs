@@ -506,7 +506,7 @@ fn ten_thousand_steps_leave_nothing_behind() {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "runtime::pjrt::tests::ten_thousand_steps_leave_nothing_behind",
+            "pjrt::tests::ten_thousand_steps_leave_nothing_behind",
             "--nocapture",
         ])
         .env(PART, "steps")
