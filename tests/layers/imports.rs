@@ -85,6 +85,10 @@ impl Crate {
             .uses
             .iter()
             .find(|used| used.name == *name && used.path != path);
+        // Re-exported from another of our crates.
+        if from.is_some_and(|used| used.path.iter().any(|part| part.starts_with("xtrain_"))) {
+            return None;
+        }
         let onwards = match from {
             Some(used) => self.definer([&used.path[..], &path[length + 1..]].concat(), most - 1),
             None => {
