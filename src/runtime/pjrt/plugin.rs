@@ -4,6 +4,7 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
+use super::early_log::without_info;
 use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags, set_environment};
 use super::memory::string;
 use super::options::{self, OptionValue};
@@ -128,10 +129,10 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
     }
     // SAFETY: the initializers of the library run here. That is what opening a plugin means; the
     // path is the user's choice.
-    let opened = unsafe {
+    let opened = without_info(|| unsafe {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         Library::open(Some(path), RTLD_NOW | RTLD_LOCAL)
-    };
+    });
     let library = opened.map_err(|e| Error::LibraryOpen {
         path: path.into(),
         reason: reason(&e),
