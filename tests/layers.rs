@@ -241,10 +241,10 @@ fn only_the_native_library_links_xla() {
     }
 }
 
-/// The README's tour of one step names files that exist.
+/// The tour of one step and the architecture name files that exist.
 #[test]
 fn the_tour_names_real_files() {
-    for doc in ["README.md", "docs/tour.md"] {
+    for doc in ["README.md", "docs/tour.md", "docs/architecture.md"] {
         let text = fs::read_to_string(root().join(doc)).unwrap();
         let mut found = 0;
         for word in text
