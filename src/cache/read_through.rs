@@ -75,8 +75,10 @@ impl ReadThrough {
     }
 }
 
+type Parts = Vec<(Content, Vec<u8>)>;
+
 /// An entry with all its parts, each checked.
-fn whole(mut entry: Entry) -> Result<(Entry, Vec<(Content, Vec<u8>)>), Damage> {
+fn whole(mut entry: Entry) -> Result<(Entry, Parts), Damage> {
     let mut parts = Vec::new();
     for stored in entry.header.parts.clone() {
         let bytes = entry.read(stored.content)?.unwrap_or_default();
