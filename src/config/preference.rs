@@ -3,9 +3,9 @@
 use super::choices::{FDivergence, KtoLoss, PreferenceLoss, Truncation};
 use super::command::TaskName;
 use super::flags::Flags;
-use crate::tasks::answers::{Form, TruncationMode};
-use crate::tasks::dpo::DpoLoss;
 use xtrain_models::{Divergence, Kto, OddsRatio, PairLoss, Preference, Reward};
+use xtrain_tasks::answers::{Form, TruncationMode};
+use xtrain_tasks::dpo::DpoLoss;
 
 /// The peak learning rate: TRL's defaults where a task has one of its own.
 pub fn learning_rate(flags: &Flags) -> f64 {

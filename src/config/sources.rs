@@ -8,17 +8,17 @@ use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use super::preference;
-use crate::data::LabelMap;
-use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
-use crate::tasks::answers::{AnswerSettings, Form};
-use crate::tasks::{
+use std::path::{Path, PathBuf};
+use xtrain_data::LabelMap;
+use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
+use xtrain_graphs::optim::ScheduleType;
+use xtrain_models::preset_name;
+use xtrain_tasks::answers::{AnswerSettings, Form};
+use xtrain_tasks::{
     ClmDataSettings, ClsDataSettings, DpoDataSettings, KtoDataSettings, MlmDataSettings,
     RewardDataSettings, SftDataSettings, TokenClsDataSettings,
 };
-use crate::trainer::settings::{BestRule, EarlyStopping};
-use std::path::{Path, PathBuf};
-use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::preset_name;
+use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
 /// The variable that names the cache's root where no flag does.
 pub const CACHE_VARIABLE: &str = "XTRAIN_CACHE_DIR";

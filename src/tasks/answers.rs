@@ -12,16 +12,16 @@ use xtrain_models::{DESIRABLE, IGNORED_LABEL, IGNORED_NUMBER, PAIR};
 
 use super::sft::messages;
 use super::{Context, Length};
-use crate::data::chat_template::{ChatTemplate, Message, Variables};
-use crate::data::formats::cell::Cell;
-use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Row as TableRow, Table};
-use crate::data::padding::Padding;
-use crate::data::rows::{Totals, flag};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::share::Share;
-use crate::data::texts::not_text;
-use crate::data::{
+use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
+use xtrain_data::formats::cell::Cell;
+use xtrain_data::formats::input::Bookmark;
+use xtrain_data::formats::table::{Row as TableRow, Table};
+use xtrain_data::padding::Padding;
+use xtrain_data::rows::{Totals, flag};
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
+use xtrain_data::texts::not_text;
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, Place, Recipe, Result, Row, Sample,
     SampleFile, Tokenizer,
 };

@@ -2,16 +2,17 @@
 //! TRL's is in `tests/preferences.rs`.
 
 use super::*;
-use crate::data::Position;
-use crate::tasks::dpo::DpoLoss;
-use crate::tasks::test_support::context;
-use crate::tasks::{DpoDataSettings, KtoDataSettings, RewardDataSettings, Split, Task, set};
+use crate::dpo::DpoLoss;
+use crate::test_support::context;
+use crate::{DpoDataSettings, KtoDataSettings, RewardDataSettings, Split, Task, set};
 use std::fs;
 use std::path::PathBuf;
+use xtrain_data::Position;
 use xtrain_models::{Kto, Preference, Reward};
 
 fn tokenizer(dir: &Path, template: Option<&str>) -> Tokenizer {
-    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/gpt2/tokenizer.json");
+    let data = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .join("tests/data/gpt2/tokenizer.json");
     let config = json!({"eos_token": "<|endoftext|>", "chat_template": template});
     fs::copy(data, dir.join("tokenizer.json")).unwrap();
     fs::write(dir.join("tokenizer_config.json"), config.to_string()).unwrap();

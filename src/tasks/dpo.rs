@@ -10,9 +10,9 @@ use xtrain_models::{HeadKind, Objective, OddsRatio, Predictions, Preference};
 
 use super::answers::AnswerSettings;
 use super::{Context, Length, Task};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::{HostLabels, LabelMap, Recipe, Result};
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::{HostLabels, LabelMap, Recipe, Result};
+use xtrain_trainer::evaluate::Metrics;
 
 /// Preference optimization.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,9 +9,9 @@ use xtrain_models::{HeadKind, Kto, Objective};
 use super::answers::{AnswerSettings, Form};
 use super::dpo::Measured;
 use super::{Context, Length, Task};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::{LabelMap, Recipe, Result};
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::{LabelMap, Recipe, Result};
+use xtrain_trainer::evaluate::Metrics;
 
 /// Learning from good and bad answers.
 #[derive(Clone, Debug, PartialEq)]

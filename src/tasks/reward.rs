@@ -10,9 +10,9 @@ use xtrain_models::{HeadKind, Objective, Reward};
 use super::answers::AnswerSettings;
 use super::dpo::Measured;
 use super::{Context, Length, Task};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::{LabelMap, Recipe, Result};
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::{LabelMap, Recipe, Result};
+use xtrain_trainer::evaluate::Metrics;
 
 /// Reward modelling.
 #[derive(Clone, Debug, PartialEq)]

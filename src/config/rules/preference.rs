@@ -2,10 +2,10 @@
 //! no meaning.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::{FDivergence, KtoLoss, PreferenceLoss};
-use crate::config::error::UsageError;
-use crate::config::flags::Flags;
-use crate::config::preference::pair_loss;
+use crate::choices::{FDivergence, KtoLoss, PreferenceLoss};
+use crate::error::UsageError;
+use crate::flags::Flags;
+use crate::preference::pair_loss;
 use xtrain_models::PairLoss;
 
 /// Losses that go together, with settings that mean something for them.

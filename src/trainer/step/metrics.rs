@@ -1,12 +1,12 @@
 //! What a training step measures, and how the host reads it without making the device wait.
 
-use crate::runtime::{Buffer, PendingDownload};
-use crate::trainer::error::Result;
-use crate::trainer::session::{Recording, StepOutputs};
+use crate::error::Result;
+use crate::session::{Recording, StepOutputs};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use xtrain_graphs::Tensor;
+use xtrain_runtime::{Buffer, PendingDownload};
 
 /// What a step measured, once the device is there.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl PendingMetrics {
 }
 
 /// The means of sums that are followed by what each is to be divided by.
-pub(in crate::trainer) fn means<T: Copy + Into<f64>>(measured: &[T]) -> Vec<f64> {
+pub(crate) fn means<T: Copy + Into<f64>>(measured: &[T]) -> Vec<f64> {
     let (sums, weights) = measured.split_at(measured.len() / 2);
     let pairs = sums.iter().zip(weights);
     pairs
