@@ -604,6 +604,8 @@ fn follow(training: Training<'_>) {
                     "loss" => loss,
                     "grad_norm" => norm,
                     "lr" => schedule.learning_rate(at),
+                    // TRL's ORPOTrainer has the mean over padding too.
+                    logits if name == "orpo" && logits.starts_with("logits/") => continue,
                     measure => {
                         let place = objective.measures().iter().position(|it| *it == measure);
                         let Some(place) = place else {

@@ -391,6 +391,15 @@ impl<'a> Pairs<'a> {
         Ok(tokens.mul(&mask.broadcast_to(tokens.dims())?)?)
     }
 
+    /// `f32[P]`: rewards that differ by less are the same. The reference's log-probabilities come from
+    /// another graph, whose sums round otherwise, and a policy that agrees with it prefers nothing.
+    fn rounding(&self) -> Result<Tensor> {
+        const SHARE: f64 = 1e-6;
+        let [chosen, rejected] = &self.log_probs;
+        let sizes = chosen.abs()?.add(&rejected.abs()?)?;
+        Ok(sizes.mul_scalar(SHARE * self.settings.beta)?)
+    }
+
     /// In the order of [`Objective::measures`]; `count` is the number of pairs.
     fn measures(&self, count: &Tensor) -> Result<Vec<Measure>> {
         let beta = self.settings.beta;
@@ -405,7 +414,8 @@ impl<'a> Pairs<'a> {
         };
         let chosen = self.ratios[0].mul_scalar(beta)?;
         let rejected = self.ratios[1].mul_scalar(beta)?;
-        let is_right = chosen.compare(Comparison::Gt, &rejected)?;
+        let margin = chosen.sub(&rejected)?;
+        let is_right = margin.compare(Comparison::Gt, &self.rounding()?)?;
         Ok(vec![
             answers.entropy()?,
             answers.over_tokens(&mean_logits, &scored[0])?,
@@ -414,7 +424,7 @@ impl<'a> Pairs<'a> {
             over_pairs(&chosen)?,
             over_pairs(&rejected)?,
             over_pairs(&is_right.convert(DType::F32)?)?,
-            over_pairs(&chosen.sub(&rejected)?)?,
+            over_pairs(&margin)?,
             over_pairs(&self.log_probs[0])?,
             over_pairs(&self.log_probs[1])?,
         ])
@@ -516,15 +526,8 @@ impl Objective for OddsRatio {
             Ok((sum_where(values, &is_real)?, count.clone()))
         };
         let logits_of = |half: usize| -> Result<Measure> {
-            // All places but a row's last, padding too.
-            let dims = mean_logits.dims();
-            let column = trace.iota(DType::S32, dims, 1)?;
-            let mask = column.compare_scalar(Comparison::Lt, dims[1] as f64 - 1.0)?;
-            let real = answers.lengths.compare_scalar(Comparison::Gt, 0.0)?;
-            let real = real.convert(DType::F32)?.broadcast_in(dims, &[0])?;
-            let half = half_mask(&answers.lengths, half)?.broadcast_to(dims)?;
-            let mask = mask.convert(DType::F32)?.mul(&real)?.mul(&half)?;
-            answers.over_tokens(&mean_logits, &mask)
+            let half = half_mask(&answers.lengths, half)?.broadcast_to(mean_logits.dims())?;
+            answers.over_tokens(&mean_logits, &answers.scored.mul(&half)?)
         };
         let rewards = [
             chosen.mul_scalar(self.beta)?,

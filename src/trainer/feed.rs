@@ -144,7 +144,9 @@ impl BatchShape {
         let own = BatchShape::of(objective, self.rows, self.tokens).feeds;
         let of_models = [ATTENTION_MASK, TOKEN_TYPE_IDS];
         let others = self.feeds.iter();
-        let others = others.filter(|feed| of_models.contains(&feed.name)).cloned();
+        let others = others
+            .filter(|feed| of_models.contains(&feed.name))
+            .cloned();
         BatchShape {
             feeds: own.into_iter().chain(others).collect(),
             ..self.clone()
