@@ -264,8 +264,6 @@ const SCRIPTS: [(&str, CommandName, &[&str]); 7] = [
         &[
             "model_name_or_path",
             "dataset_name",
-            "dataset_config",
-            "dataset_num_proc",
             "max_length",
             "truncation_mode",
             "padding_free",
@@ -297,8 +295,6 @@ const SCRIPTS: [(&str, CommandName, &[&str]); 7] = [
         &[
             "model_name_or_path",
             "dataset_name",
-            "dataset_config",
-            "dataset_num_proc",
             "max_length",
             "chat_template_path",
             "eos_token",
@@ -316,7 +312,6 @@ const SCRIPTS: [(&str, CommandName, &[&str]); 7] = [
         &[
             "model_name_or_path",
             "dataset_name",
-            "dataset_config",
             "max_length",
             "loss_type",
             "beta",

@@ -184,7 +184,10 @@ fn unknown_names_get_the_nearest_known_one() {
             "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
         ),
         ("train orpo", "did you mean `xtrain train dpo`?"),
-        ("train rm", "did you mean `xtrain train reward`?"),
+        (
+            "train reward_modeling",
+            "did you mean `xtrain train reward`?",
+        ),
         (
             "train simpo",
             "it is not supported; `xtrain train dpo` learns from pairs with many losses (--loss_type), also without a reference (orpo)",

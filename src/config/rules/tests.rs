@@ -639,6 +639,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "cache explain 1 2 3",
         "one id or two",
     ),
+    (
+        "losses_go_together",
+        "train dpo --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --loss_type sigmoid orpo",
+        "--loss_type orpo is a loss of its own",
+    ),
+    (
+        "evaluation_has_its_reference",
+        "eval kto --model_name_or_path @/model --validation_file @/valid.csv",
+        "rewards compare the model with its reference",
+    ),
+    (
+        "kl_is_estimated_on_one_replica",
+        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --data_parallel 2",
+        "--data_parallel divides batches",
+    ),
+    (
+        "answers_are_not_streamed",
+        "train reward --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --streaming --max_steps 2",
+        "answers are tokenized before training",
+    ),
     ("prune_needs_criteria", "cache prune", "cache prune"),
     ("archive_needs_a_file", "cache import", "no tar file"),
 ];
