@@ -1,6 +1,7 @@
 //! Integration tests: what a user sees. One binary, one module for each area, so that linking stays
 //! short.
 
+mod adapters;
 mod alike;
 mod cache;
 mod chat_templates;

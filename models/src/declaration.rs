@@ -20,9 +20,25 @@ pub struct LayerDeclaration {
     pub parameters: Vec<String>,
 }
 
+/// A linear layer that a forward pass goes through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LinearModule {
+    /// Its module's full name.
+    pub name: String,
+    /// Its matrix is `[in, out]`.
+    pub is_conv1d: bool,
+    /// It gives the model's logits.
+    pub is_output: bool,
+    /// Its matrix is another module's.
+    pub is_tied: bool,
+    pub has_bias: bool,
+}
+
 /// What the abstract trace shows.
 pub(crate) struct Declaration {
     pub parameters: Vec<ParameterSpec>,
+    /// Each once, in the order of their first use.
+    pub linears: Vec<LinearModule>,
     pub layers: Vec<LayerDeclaration>,
     /// Forward operations of a token, but for attention's and the head's.
     per_token: f64,
@@ -88,6 +104,7 @@ struct Requests {
     std: f64,
     /// In the order in which they were first asked for, with their placeholders.
     parameters: Vec<(ParameterSpec, Tensor)>,
+    linears: Vec<LinearModule>,
     /// See [`crate::Weights::registers_first`].
     first: HashMap<String, &'static [&'static str]>,
     in_head: bool,
@@ -106,6 +123,7 @@ impl Recorder {
         Recorder(RefCell::new(Requests {
             std,
             parameters: Vec::new(),
+            linears: Vec::new(),
             first: HashMap::new(),
             in_head: false,
             layers: vec![RecordedLayer::default()],
@@ -128,6 +146,7 @@ impl Recorder {
     ) -> Declaration {
         let Requests {
             parameters,
+            linears,
             first,
             layers,
             ..
@@ -148,6 +167,7 @@ impl Recorder {
         let count = tokens as f64;
         Declaration {
             parameters: in_order(parameters, "", &first),
+            linears,
             layers,
             per_token: matmuls / count,
             per_pair: attention / (count * count),
@@ -162,6 +182,24 @@ impl Recorder {
                 parameters: Vec::new(),
             });
         }
+    }
+
+    /// Notes a linear layer; of the head's the last one gives the logits.
+    pub fn note_linear(&self, linear: LinearModule) {
+        let mut requests = self.0.borrow_mut();
+        let in_head = requests.in_head;
+        let is_known = |known: &LinearModule| known.name == linear.name;
+        if requests.linears.iter().any(is_known) {
+            return;
+        }
+        if in_head {
+            let others = requests.linears.iter_mut();
+            others.for_each(|other| other.is_output = false);
+        }
+        requests.linears.push(LinearModule {
+            is_output: in_head,
+            ..linear
+        });
     }
 
     pub fn registers_first(&self, prefix: &str, children: &'static [&'static str]) {

@@ -61,6 +61,20 @@ pub enum Error {
     /// The choice of what is trained was made before.
     #[error("what is trained of a model is chosen once, before anything reads its parameters")]
     FrozenTwice,
+    /// An adapter that is added to nothing.
+    #[error("target_modules means no linear layer of the model; these end in {}", known.join(", "))]
+    NoTargets { known: Vec<String> },
+    /// A module to save that there is not.
+    #[error("modules_to_save: the model has no module `{name}`; its modules end in {}", known.join(", "))]
+    NoModule { name: String, known: Vec<String> },
+    /// A bias of B where the layer has none, in which it could be merged.
+    #[error("lora_bias: `{module}` has no bias, so that PEFT adds none to B either")]
+    NoBias { module: String },
+    /// A module to save whose weights are another one's.
+    #[error(
+        "modules_to_save: the matrix of `{module}` is tied to the token embeddings, so that a copy of it would be untied, which is not implemented"
+    )]
+    TiedToSave { module: String },
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,

@@ -33,6 +33,7 @@ mod kv_cache;
 mod layers;
 mod linear;
 mod llama;
+mod lora;
 mod loss;
 mod model;
 mod modernbert;
@@ -56,6 +57,7 @@ pub use freeze::freeze;
 pub use head::HeadKind;
 pub use kv_cache::KvCache;
 pub use linear::Linear;
+pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, adapt, has_usual_targets};
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{

@@ -24,6 +24,16 @@ pub enum Init {
     },
     /// Sines and cosines of the row's number, from fast to slow.
     Sinusoids,
+    /// Uniform between `-bound` and `bound`.
+    Uniform {
+        /// The largest value.
+        bound: f64,
+    },
+    /// For each output of the matrix beside it, `weight`, the norm of what it is made of.
+    RowNorms {
+        /// The matrix's dimension of inputs.
+        inputs: usize,
+    },
 }
 
 /// The set of weights that a parameter belongs to.
@@ -91,7 +101,8 @@ impl ParameterSpec {
             | Axis::Qkv { .. }
             | Axis::Head
             | Axis::Mlp
-            | Axis::GateUp => true,
+            | Axis::GateUp
+            | Axis::Rank => true,
             Axis::Vocab | Axis::Positions | Axis::Segments | Axis::Labels => false,
         };
         ParameterInfo {

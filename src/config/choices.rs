@@ -265,6 +265,8 @@ macro_rules! listed {
 listed! {
     /// An architecture.
     ModelType = model_types;
+    /// Which of a model's biases are trained with an adapter.
+    AdapterBiases = |_| AdapterBias::ALL.map(|(name, _)| name).to_vec();
     NeuronModelType = |_| neuron::MODEL_TYPES.to_vec();
     NeuronOptlevel = |_| neuron::OPTLEVELS.to_vec();
     NeuronAutoCast = |_| neuron::AUTO_CASTS.to_vec();

@@ -11,6 +11,7 @@
 //!
 //! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
 
+mod adapter;
 mod choices;
 mod command;
 mod command_line;
@@ -59,7 +60,7 @@ pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{
     BenchPlan, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan, FitPlan,
-    GeneratePlan, GenerationFlags, MeshComparison, ModelSource, PredictPlan, PromptSource,
+    GeneratePlan, GenerationFlags, MergePlan, MeshComparison, ModelSource, PredictPlan, PromptSource,
     PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun, TaskPlan,
     TokenizerSource, TrackerPlan, TrainSettings,
 };

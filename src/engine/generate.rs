@@ -3,7 +3,7 @@
 use super::error::{Error, failed};
 use super::execution::Execution;
 use super::model::{LoadedModel, ModelConfig, origin};
-use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
+use crate::config::{GeneratePlan, GenerationFlags};
 use crate::data::Tokenizer;
 use crate::data::chat_template::{ChatTemplate, Message, Variables};
 use crate::data::tokenizer::TextStream;
@@ -198,11 +198,7 @@ impl Generator {
     pub fn open(plan: &GeneratePlan) -> Result<Generator, Error> {
         let tokenizer =
             Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-        let source = ModelSource::Pretrained {
-            directory: plan.model.clone(),
-            model_type: None,
-        };
-        let loaded = ModelConfig::read(&source, None)?.build(HeadKind::CausalLm, Head::Saved)?;
+        let loaded = ModelConfig::read(&plan.model, None)?.build(HeadKind::CausalLm, Head::Saved)?;
         tokenizer
             .check_vocab(loaded.model.vocab_size())
             .map_err(failed("matching tokenizer and model"))?;

@@ -9,6 +9,7 @@
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
 //! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
 
+mod adapter;
 pub mod batches;
 mod bench;
 pub mod device;
@@ -18,6 +19,7 @@ pub mod exchanged;
 mod execution;
 pub mod fit;
 mod generate;
+mod merge;
 pub mod meshes;
 pub mod model;
 mod precompile;
@@ -36,4 +38,5 @@ pub use bench::bench;
 pub use error::{Error, Outcome, failed};
 pub use execution::Execution;
 pub use generate::Generator;
+pub use merge::{Merged, merge};
 pub use run::Run;

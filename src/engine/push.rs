@@ -8,7 +8,10 @@
 //! is the command's, and costs no file.
 
 use super::error::{Error, failed};
-use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
+use crate::checkpoint::hf::{
+    ADAPTER_CONFIG_FILE, CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object,
+};
+use crate::checkpoint::weights::ADAPTER_WEIGHTS_FILE;
 use crate::checkpoint::{atomic, files};
 use crate::config::{HubStrategy, PushPlan};
 use crate::hub::{self, Addition, Repository};
@@ -242,7 +245,7 @@ impl Checkpoints {
     fn files(&self, checkpoint: &Path, name: &str) -> BTreeMap<String, PathBuf> {
         let mut files = finished_files(&self.output_dir);
         let is_model = |name: &str| {
-            name == CONFIG_FILE
+            [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, CONFIG_FILE].contains(&name)
                 || name == GENERATION_CONFIG_FILE
                 || (name.starts_with("model") && name.contains(".safetensors"))
                 || self.model_files.iter().any(|own| own == name)

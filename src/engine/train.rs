@@ -1,14 +1,16 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
+use super::adapter;
 use super::error::{Error, Outcome, failed};
-use super::model::{parameter_count, trained_count};
+use super::model::{load_saved, parameter_count, trained_count};
 use super::process;
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
 use super::training_data::TrainingData;
 use crate::checkpoint::hf::{
-    TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
+    CONFIG_FILE, Form, TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics,
+    to_json_text, write_json,
 };
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
@@ -40,7 +42,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
-use xtrain_models::{Model, ParameterSet};
+use xtrain_models::{Adapter, Model, ParameterSet};
 
 /// For measuring the device's peak FLOP/s at the start of a run.
 const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
@@ -122,8 +124,7 @@ impl Run {
             if let Some(group) = ProcessGroup::joined() {
                 group.saved(start.progress.step);
             }
-            parameters::load(session, model, &saved.weights)
-                .map_err(failed("loading the weights"))?;
+            loaded.restore(session, saved, *flags.seed)?;
             parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
                 .map_err(failed("loading the moments"))?;
         } else {
@@ -131,6 +132,7 @@ impl Run {
             parameters::set_extra_state(session, &extra_state, None)
                 .map_err(failed("making room for the moments"))?;
         }
+        let adapter_at_start = adapter::digest(session, model)?;
         // Before there is a file: a tracker that does not answer leaves the directory as it was.
         let trackers = ProcessGroup::this_writes()
             .then(|| trackers(plan, model, start.progress.step))
@@ -267,7 +269,13 @@ impl Run {
             accounting::enter(Part::Saving),
             ProcessGroup::at_work(Work::Saving),
         );
-        let loaded = match &state.best {
+        let adapter_at_end = adapter::digest(session, model)?;
+        adapter::check_changed(
+            adapter_at_start.as_ref(),
+            adapter_at_end.as_ref(),
+            finished.steps,
+        )?;
+        let best_step = match &state.best {
             Some(best) => load_best(best, &settings.output_dir, session, model)?,
             None => None,
         };
@@ -275,8 +283,9 @@ impl Run {
         *evaluated = state
             .evaluated
             .take()
-            .filter(|record| record.step() == last && loaded.is_none_or(|step| step == last));
+            .filter(|record| record.step() == last && best_step.is_none_or(|step| step == last));
         if ProcessGroup::this_writes() {
+            let served = model.adapter().map(|own| adapter::served(own, model));
             if finish(plan, &saved_model, session, &mut state, finished)? {
                 *trained = Some(TrainedLog {
                     log: state.log,
@@ -284,6 +293,9 @@ impl Run {
                 });
             } else {
                 state.log.end(RunEnd::Finished);
+            }
+            if let Some(served) = served {
+                outln!("{served}");
             }
         } else {
             saved_model
@@ -318,6 +330,9 @@ impl Run {
     /// The element type of the finished model: what was asked for, else what it was loaded in.
     fn save_dtype(&self) -> Option<DType> {
         let train = &self.plan.train;
+        if self.loaded.model.adapter().is_some() {
+            return train.save_dtype;
+        }
         let trained = train.optimizer.storage.weights();
         let asked = &train.flags.torch_dtype;
         let is_asked = asked.is_given() && **asked == TorchDtype::Float32;
@@ -337,17 +352,48 @@ impl Run {
 
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
-        let parameters = self.loaded.model.parameters();
+        let model = &*self.loaded.model;
+        if let Some(adapter) = model.adapter() {
+            return self.saved_adapter(adapter);
+        }
+        let parameters = model.parameters();
         let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
         let mut files = self.files_beside_tensors();
         files.extend(self.loaded.generation_file());
         files.extend(self.loaded.companions().iter().cloned());
         SavedModel {
-            config: self.loaded.model.config().values().clone(),
+            form: Form::Model,
+            config: model.config().values().clone(),
             files,
             parameters: own.map(|p| p.name.clone()).collect(),
+            saved_names: None,
             max_shard_size: *self.plan.train.flags.max_shard_size,
             trained: self.plan.train.optimizer.storage.weights(),
+            dtype: self.save_dtype(),
+        }
+    }
+
+    /// The same of a run that trains an adapter. The names of a classifier's labels are in the settings of
+    /// its model, which go along.
+    fn saved_adapter(&self, adapter: &Adapter) -> SavedModel {
+        let model = &*self.loaded.model;
+        let parameters = model.parameters().into_iter();
+        let own = parameters.filter(|p| p.set == ParameterSet::Adapter);
+        let names: Vec<String> = own.map(|p| p.name).collect();
+        let mut files = self.files_beside_tensors();
+        if !model.head_kind().is_language_model() {
+            let config = to_json_text(model.config().values(), 2);
+            files.push((CONFIG_FILE.to_string(), config));
+        }
+        let saved_names = names.iter().map(|name| adapter.saved_name(name));
+        SavedModel {
+            form: Form::Adapter,
+            config: adapter.config_file(),
+            files,
+            saved_names: Some(saved_names.collect()),
+            parameters: names,
+            max_shard_size: u64::MAX,
+            trained: DType::F32,
             dtype: self.save_dtype(),
         }
     }
@@ -611,8 +657,7 @@ fn load_best(
         return Ok(None);
     };
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
-    parameters::load(session, model, &saved.weights)
-        .map_err(failed("loading the best checkpoint"))?;
+    load_saved(session, model, &saved).map_err(failed("loading the best checkpoint"))?;
     outln!(
         "loaded the best checkpoint: {} ({} {value} at step {step})",
         path.display(),
@@ -715,6 +760,10 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
-    outln!("saved the model in {}", dir.display());
+    let what = match model.form {
+        Form::Model => "model",
+        Form::Adapter => "adapter",
+    };
+    outln!("saved the {what} in {}", dir.display());
     Ok(is_news)
 }

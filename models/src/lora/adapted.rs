@@ -1,0 +1,53 @@
+//! A model with an adapter.
+
+use super::{Adapter, LoraConfig};
+use crate::batch::TokenBatch;
+use crate::declare::declare;
+use crate::error::Result;
+use crate::model::{Model, ModelInfo};
+use crate::weights::Weights;
+use xtrain_graphs::{DropoutRng, Tensor};
+
+struct Adapted {
+    base: Box<dyn Model>,
+    info: ModelInfo,
+    adapter: Adapter,
+}
+
+/// The same model with an adapter, of which nothing else is trained.
+///
+/// # Errors
+/// If the configuration means no layer of the model, or the forward pass cannot be recorded.
+pub fn adapt(base: Box<dyn Model>, config: LoraConfig) -> Result<Box<dyn Model>> {
+    let adapted = Adapted {
+        info: base.info().undeclared(),
+        adapter: Adapter::of(config, &*base)?,
+        base,
+    };
+    declare(&adapted)?;
+    Ok(Box::new(adapted))
+}
+
+impl Model for Adapted {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn adapter(&self) -> Option<&Adapter> {
+        Some(&self.adapter)
+    }
+
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
+        let weights = weights.with_adapter(&self.adapter, rng);
+        self.base.hidden(&weights, batch, rng)
+    }
+
+    fn pool(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
+        self.base.pool(hidden, batch)
+    }
+
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+        let weights = weights.with_adapter(&self.adapter, rng);
+        self.base.head(&weights, hidden, rng)
+    }
+}
