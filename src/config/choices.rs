@@ -13,7 +13,7 @@ use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{ExampleOrder, OptimizerKind};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::{HeadKind, MODEL_TYPES, has_head};
+use xtrain_models::{AdapterBias, HeadKind, MODEL_TYPES, has_head};
 
 /// A choice between words.
 pub trait Choice: Copy + 'static {

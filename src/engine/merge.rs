@@ -378,7 +378,7 @@ fn copy_others(
     for name in TOKENIZER_FILES {
         let path: PathBuf = tokenizer.join(name);
         if path.is_file() {
-            let bytes = files::read(&path).map_err(writing())?;
+            let bytes = files::read(&path).map_err(failed("reading the tokenizer"))?;
             atomic::write_bytes(&output.join(name), &bytes).map_err(writing())?;
         }
     }

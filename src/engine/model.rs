@@ -227,15 +227,14 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// The same with the adapter of a directory.
     fn with_saved_adapter(self, dir: &Path) -> Result<LoadedModel, Error> {
-        let opening = || failed("opening the adapter");
         let path = dir.join(ADAPTER_CONFIG_FILE);
-        let values = hf::read_object(&path).map_err(opening())?;
+        let values = hf::read_object(&path).map_err(failed("opening the adapter"))?;
         let source = path.display().to_string();
         let config = LoraConfig::from_json(&values, &source).map_err(not_this_model(dir))?;
-        let weights = Weights::open_adapter(dir).map_err(opening())?;
+        let weights = Weights::open_adapter(dir).map_err(failed("opening the adapter"))?;
         let model = adapt(self.model, config).map_err(not_this_model(dir))?;
         parameters::check_adapter(&*model, &weights).map_err(|error| {
-            opening()(error).with_hint("it is an adapter of another model, or of another task")
+            failed("opening the adapter")(error).with_hint("it is an adapter of another model, or of another task")
         })?;
         let lacks = |name: &&String| {
             let parameters = model.parameters();

@@ -12,7 +12,6 @@ use crate::config::from_hub;
 use crate::config::nearest::nearest;
 use crate::config::sources;
 use crate::data::Tokenizer;
-use crate::report::printable::quotable;
 use crate::report::runs::checkpoints::newest_checkpoint;
 use std::path::{Path, PathBuf};
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
@@ -167,7 +166,7 @@ pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
         flags.use_rslora.name_if_true(),
         flags.use_dora.name_if_true(),
         flags.lora_bias.name_if_true(),
-        flags.bias.given_name().filter(|_| **flags.bias != *"none"),
+        flags.bias.given_name().filter(|_| *flags.bias != "none"),
         flags.exclude_modules.given_name(),
         flags.layers_to_transform.given_name(),
         flags.layers_pattern.given_name(),
