@@ -152,7 +152,7 @@ const GPT2: &str = "clm --tokenizer_name byte_bpe --train_file articles.txt --bl
                     --disable_tqdm --logging_steps 1 --max_steps 6";
 
 /// A model in the folder `start` to go on from, its weights of this type.
-fn saved_model(bench: &Bench, dtype: &str) {
+pub(crate) fn saved_model(bench: &Bench, dtype: &str) {
     let run = bench.run(&format!(
         "train {GPT2} --model_type gpt2 --config_overrides n_layer=2,n_head=8,n_embd=32,n_positions=32,attn_pdrop=0.1 \
          --torch_dtype {dtype} --learning_rate 1e-2 --save_strategy no --output_dir start"

@@ -24,6 +24,7 @@ mod hub;
 mod launches;
 mod layers;
 mod library;
+mod lora;
 mod losses;
 mod meshes;
 mod migration;

@@ -20,9 +20,9 @@ pub struct LayerDeclaration {
     pub parameters: Vec<String>,
 }
 
-/// A linear layer that a forward pass goes through.
+/// A linear layer or an embedding of tokens that a forward pass goes through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LinearModule {
+pub(crate) struct AdaptableModule {
     /// Its module's full name.
     pub name: String,
     /// Its matrix is `[in, out]`.
@@ -32,13 +32,15 @@ pub(crate) struct LinearModule {
     /// Its matrix is another module's.
     pub is_tied: bool,
     pub has_bias: bool,
+    /// It is a table of tokens.
+    pub is_embedding: bool,
 }
 
 /// What the abstract trace shows.
 pub(crate) struct Declaration {
     pub parameters: Vec<ParameterSpec>,
     /// Each once, in the order of their first use.
-    pub linears: Vec<LinearModule>,
+    pub linears: Vec<AdaptableModule>,
     pub layers: Vec<LayerDeclaration>,
     /// Forward operations of a token, but for attention's and the head's.
     per_token: f64,
@@ -104,7 +106,7 @@ struct Requests {
     std: f64,
     /// In the order in which they were first asked for, with their placeholders.
     parameters: Vec<(ParameterSpec, Tensor)>,
-    linears: Vec<LinearModule>,
+    linears: Vec<AdaptableModule>,
     /// See [`crate::Weights::registers_first`].
     first: HashMap<String, &'static [&'static str]>,
     in_head: bool,
@@ -184,11 +186,11 @@ impl Recorder {
         }
     }
 
-    /// Notes a linear layer; of the head's the last one gives the logits.
-    pub fn note_linear(&self, linear: LinearModule) {
+    /// Notes a layer that can be adapted; of the head's the last one gives the logits.
+    pub fn note_adaptable(&self, linear: AdaptableModule) {
         let mut requests = self.0.borrow_mut();
         let in_head = requests.in_head;
-        let is_known = |known: &LinearModule| known.name == linear.name;
+        let is_known = |known: &AdaptableModule| known.name == linear.name;
         if requests.linears.iter().any(is_known) {
             return;
         }
@@ -196,7 +198,7 @@ impl Recorder {
             let others = requests.linears.iter_mut();
             others.for_each(|other| other.is_output = false);
         }
-        requests.linears.push(LinearModule {
+        requests.linears.push(AdaptableModule {
             is_output: in_head,
             ..linear
         });

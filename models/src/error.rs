@@ -72,9 +72,15 @@ pub enum Error {
     NoBias { module: String },
     /// A module to save whose weights are another one's.
     #[error(
-        "modules_to_save: the matrix of `{module}` is tied to the token embeddings, so that a copy of it would be untied, which is not implemented"
+        "modules_to_save: `{module}` is tied to `{other}`, which would keep the matrix as it was: that is not implemented; name {other} as well, or alone"
     )]
-    TiedToSave { module: String },
+    TiedToSave { module: String, other: String },
+    /// A token to train that there is not.
+    #[error("trainable_token_indices: the model has no token {token}; its vocabulary is {vocabulary}")]
+    NoToken { token: usize, vocabulary: usize },
+    /// DoRA of a table of tokens.
+    #[error("use_dora: magnitudes of the embeddings `{module}` are not implemented")]
+    NoMagnitudes { module: String },
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,

@@ -1,12 +1,15 @@
-//! Linear layers. Every family's go through [`Weights::linear`], so that this is the one place that
-//! knows how a matrix is held, and where something can be added to its product.
+//! Linear layers and embeddings of tokens. Every family's go through [`Weights::linear`] and
+//! [`Weights::embedding`], so that this is the one place that knows how a matrix is held, and where
+//! something can be added to its product.
 
 use crate::axis::Axis;
-use crate::declaration::LinearModule;
+use crate::declaration::AdaptableModule;
 use crate::error::Result;
+use crate::layers;
 use crate::lora;
 use crate::weights::Weights;
-use xtrain_graphs::Tensor;
+use xtrain_graphs::op::Comparison;
+use xtrain_graphs::{DType, Tensor};
 
 /// What a linear layer maps, and where its matrix and its bias are: torch's `Linear` with both of
 /// its own, unless said otherwise.
@@ -93,13 +96,14 @@ impl<'n> Linear<'n> {
     }
 
     /// What is known of it by its module's full name.
-    pub(crate) fn module(&self, name: &str) -> LinearModule {
-        LinearModule {
+    pub(crate) fn module(&self, name: &str) -> AdaptableModule {
+        AdaptableModule {
             name: name.to_string(),
             is_conv1d: self.is_conv1d,
             is_output: false,
             is_tied: self.tied_to.is_some(),
             has_bias: self.has_bias,
+            is_embedding: false,
         }
     }
 
@@ -119,14 +123,19 @@ impl Weights<'_> {
     /// As [`Weights::matrix`].
     pub fn linear(&self, name: &str, x: &Tensor, layer: Linear<'_>) -> Result<Tensor> {
         let (weights, _scope) = self.enter_at(layer.path.unwrap_or(name), name);
-        weights.note_linear(&layer);
+        weights.note_adaptable(layer.module(weights.module()));
         let (to, from) = (layer.to, (layer.from, x.dims()[1]));
         let dims = if layer.is_conv1d {
             [from, to]
         } else {
             [to, from]
         };
+        // A copy that an adapter trains is tied to nothing.
+        let is_copied = weights
+            .adapter()
+            .is_some_and(|(adapter, _)| adapter.saves(weights.module()));
         let matrix = match (layer.tied_to, layer.std) {
+            (Some(full_name), _) if is_copied => weights.copied("weight", dims, full_name)?,
             (Some(full_name), _) => weights.shared("weight", full_name)?,
             (None, Some(std)) => weights.matrix_with_std("weight", dims, std)?,
             (None, None) => weights.matrix("weight", dims)?,
@@ -136,6 +145,9 @@ impl Weights<'_> {
             is_conv1d: layer.is_conv1d,
         };
         let mut product = base.product(x)?;
+        if let Some(table) = layer.tied_to {
+            product = weights.with_tied_tokens(product, x, table)?;
+        }
         if layer.has_bias {
             let bias = match layer.bias {
                 Some(full_name) => weights.bias_named("bias", full_name, to)?,
@@ -147,6 +159,86 @@ impl Weights<'_> {
             Some(added) => Ok(product.add(&added)?),
             None => Ok(product),
         }
+    }
+
+    /// Rows `[N, C]` of the table of the module `name`, whose axes are tokens and `C`, for `ids` `[B, T]`. The
+    /// lookup of `padding_idx` sends the table no gradient.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub(crate) fn embedding(
+        &self,
+        name: &str,
+        ids: &Tensor,
+        dims: [(Axis, usize); 2],
+        padding_idx: Option<usize>,
+    ) -> Result<Tensor> {
+        let weights = self.below(name);
+        let table = weights.table("weight", dims, padding_idx)?;
+        weights.note_adaptable(AdaptableModule {
+            name: weights.module().to_string(),
+            is_conv1d: false,
+            is_output: false,
+            is_tied: false,
+            has_bias: false,
+            is_embedding: true,
+        });
+        let rows = layers::embedding(&table, ids, padding_idx)?;
+        let rows = weights.with_tokens(rows, ids, dims)?;
+        let layer = weights
+            .adapter()
+            .and_then(|(adapter, _)| adapter.layer(weights.module()));
+        let Some(layer) = layer else {
+            return Ok(rows);
+        };
+        let _scope = weights.trace().scope("lora");
+        let ([tokens, embed], rank) = (dims, (Axis::Rank, layer.rank));
+        // As PEFT starts them, the reverse of a linear layer's.
+        let a = weights.zeros(lora::EMBEDDING_A, [rank, tokens])?;
+        let b = weights.matrix_with_std(lora::EMBEDDING_B, [embed, rank], 1.0)?;
+        let inner = layers::embedding(&a.transpose(&[1, 0])?, ids, padding_idx)?; // [N, r]
+        let added = inner.mul_scalar(layer.scale)?.matmul_transposed(&b)?;
+        Ok(rows.add(&added)?)
+    }
+
+    /// Rows `[N, C]` that were looked up in this module's table, those of tokens that an adapter trains
+    /// by themselves replaced.
+    fn with_tokens(&self, rows: Tensor, ids: &Tensor, dims: [(Axis, usize); 2]) -> Result<Tensor> {
+        let Some((adapter, _)) = self.adapter() else {
+            return Ok(rows);
+        };
+        let tokens = adapter.tokens(self.module());
+        if tokens.is_empty() {
+            return Ok(rows);
+        }
+        let table = format!("{}.weight", self.module());
+        let own = [(Axis::Rank, tokens.len()), dims[1]];
+        let trained = self.rows_of(lora::TOKENS, own, &table, tokens)?; // [n, C]
+        let ids = ids.reshape(&[ids.shape().elements()])?;
+        let chosen = one_hot(&ids, tokens, 1)?; // [N, n]
+        let is_own = chosen.sum(&[1])?.compare_scalar(Comparison::Gt, 0.0)?;
+        let is_own = is_own.broadcast_in(rows.dims(), &[0])?;
+        Ok(is_own.select(&chosen.matmul(&trained)?, &rows)?)
+    }
+
+    /// Logits `[N, V]` of `x` `[N, C]` by a tied table, those of tokens that an adapter trains by
+    /// themselves replaced: the head has the same rows.
+    fn with_tied_tokens(&self, logits: Tensor, x: &Tensor, table: &str) -> Result<Tensor> {
+        let Some((adapter, _)) = self.adapter() else {
+            return Ok(logits);
+        };
+        let module = table.strip_suffix(".weight").unwrap_or(table);
+        let tokens = adapter.tokens(module);
+        if tokens.is_empty() || adapter.saves(self.module()) {
+            return Ok(logits);
+        }
+        let trained = self.tied(&format!("{module}.{}", lora::TOKENS))?;
+        let places = logits.trace().iota(DType::S32, &logits.dims()[1..], 0)?;
+        let chosen = one_hot(&places, tokens, 0)?; // [n, V]
+        let is_own = chosen.sum(&[0])?.compare_scalar(Comparison::Gt, 0.0)?;
+        let is_own = is_own.broadcast_in(logits.dims(), &[1])?;
+        let own = x.matmul_transposed(&trained)?.matmul(&chosen)?;
+        Ok(is_own.select(&own, &logits)?)
     }
 
     /// What an adapter adds to this linear layer's product of `x`, if it does: scale B A x and, where
@@ -189,6 +281,18 @@ impl Weights<'_> {
         let grown = added.add(&own)?.mul(&factor.broadcast_in(own.dims(), &[1])?)?;
         Ok(Some(grown.sub(&own)?))
     }
+}
+
+/// 1 where an id is one of the tokens, with a dimension for them at `dim`: `f32[N, n]` or `f32[n, N]`.
+fn one_hot(ids: &Tensor, tokens: &[usize], dim: usize) -> Result<Tensor> {
+    let count = ids.dims()[0];
+    let dims = if dim == 0 { [1, count] } else { [count, 1] };
+    let mut all = Vec::new();
+    for token in tokens {
+        let is_it = ids.compare_scalar(Comparison::Eq, *token as f64)?;
+        all.push(is_it.convert(DType::F32)?.reshape(&dims)?);
+    }
+    Ok(Tensor::concat(&all.iter().collect::<Vec<_>>(), dim)?)
 }
 
 /// A linear layer's own matrix.

@@ -4,7 +4,7 @@ use crate::axis::Axis;
 use xtrain_graphs::optim::ParameterInfo;
 
 /// How a new parameter starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Biases.
     Zeros,
@@ -33,6 +33,18 @@ pub enum Init {
     RowNorms {
         /// The matrix's dimension of inputs.
         inputs: usize,
+    },
+    /// The values of another parameter.
+    CopyOf {
+        /// Its name.
+        parameter: String,
+    },
+    /// Some of the rows of another parameter.
+    RowsOf {
+        /// Its name.
+        parameter: String,
+        /// Their numbers.
+        rows: Vec<usize>,
     },
 }
 

@@ -5,9 +5,8 @@
 //! asked for and gives a placeholder; in a step it gives the tensor and checks its shape.
 
 use crate::axis::Axis;
-use crate::declaration::Recorder;
+use crate::declaration::{AdaptableModule, Recorder};
 use crate::error::{Error, Result};
-use crate::linear::Linear;
 use crate::lora::Adapter;
 use crate::parameter::Init;
 use std::collections::HashMap;
@@ -149,10 +148,10 @@ impl<'a> Weights<'a> {
         self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
     }
 
-    /// Notes that this module is a linear layer.
-    pub(crate) fn note_linear(&self, layer: &Linear) {
+    /// Notes that this module is a layer that can be adapted.
+    pub(crate) fn note_adaptable(&self, module: AdaptableModule) {
         if let Source::Declaring(recorder) = self.source {
-            recorder.note_linear(layer.module(self.module()));
+            recorder.note_adaptable(module);
         }
     }
 
@@ -161,7 +160,8 @@ impl<'a> Weights<'a> {
         self.trace
     }
 
-    fn below(&self, name: &str) -> Weights<'a> {
+    /// The weights of the module `name`, seen from the same place in the model path.
+    pub(crate) fn below(&self, name: &str) -> Weights<'a> {
         Weights {
             prefix: format!("{}{name}.", self.prefix),
             ..self.clone()
@@ -275,6 +275,29 @@ impl<'a> Weights<'a> {
         bound: f64,
     ) -> Result<Tensor> {
         self.request(name, &dims, |_| Init::Uniform { bound })
+    }
+
+    /// A matrix that starts as a copy of the parameter of this full name.
+    pub(crate) fn copied(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        full_name: &str,
+    ) -> Result<Tensor> {
+        let parameter = full_name.to_string();
+        self.request(name, &dims, |_| Init::CopyOf { parameter })
+    }
+
+    /// A matrix that starts as these rows of the parameter of this full name.
+    pub(crate) fn rows_of(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        full_name: &str,
+        rows: &[usize],
+    ) -> Result<Tensor> {
+        let (parameter, rows) = (full_name.to_string(), rows.to_vec());
+        self.request(name, &dims, |_| Init::RowsOf { parameter, rows })
     }
 
     /// A matrix that starts at zero.

@@ -96,6 +96,7 @@ pub fn new(flags: &Flags) -> Option<LoraConfig> {
         rank_pattern: flags.rank_pattern.iter().flatten().map(rounded).collect(),
         alpha_pattern: flags.alpha_pattern.clone().unwrap_or_default(),
         layers: flags.layers_to_transform.clone().unwrap_or_default(),
+        tokens: flags.trainable_token_indices.clone().unwrap_or_default(),
         layers_pattern: flags.layers_pattern.clone(),
     })
 }

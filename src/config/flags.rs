@@ -389,6 +389,8 @@ Adapters {
     layers_to_transform: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
     /// With layers_to_transform: what the list of layers is called; default: any name
     layers_pattern: Texts, TRAIN | BENCH, shapes graphs;
+    /// Ids of tokens whose rows of the embeddings are trained, as 5,17: for new tokens
+    trainable_token_indices: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
     /// Ranks of layers by regular expressions for the ends of their names, as q_proj=8 or as a JSON object
     rank_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
     /// The same of lora_alpha
@@ -869,7 +871,6 @@ SFT {
 }
 TRAIN_EVAL {
     lora_target_parameters target_parameters: NONE, "no family here has fused expert weights; lora_target_modules names linear layers";
-    trainable_token_indices: NONE, "not built yet: single trained tokens; --lora_modules_to_save embed_tokens trains all of them";
     lora_task_type: ANYWAY, "what the adapter is for follows from the task";
     ensure_weight_tying: FALSE, "not built yet: one adapter for tied weights";
     init_lora_weights: only(&["", "true"]), "an adapter starts as PEFT's do by default: A uniform, B zero";

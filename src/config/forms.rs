@@ -42,7 +42,7 @@ kinds! {
     struct DeviceNumbers: Vec<i64> = Form::Word, "TEXT", "a text", device_numbers;
     /// `32,64`, each at least 1.
     struct Buckets: Vec<usize> = Form::Word, "TEXT", "a text", buckets;
-    /// `0,2`: places in a list.
+    /// `0,2`: numbers of layers or of tokens.
     struct LayerNumbers: Vec<usize> = Form::Word, "TEXT", "a text", layer_numbers;
     /// `q_proj=8,k_proj=4`, or a JSON object.
     struct NumbersByName: Vec<(String, f64)> = Form::Pairs, "NAME=NUMBER,...", "name=number pairs or a JSON object", numbers_by_name;
@@ -326,7 +326,7 @@ fn buckets(text: &str) -> Result<Vec<usize>, Wrong> {
 fn layer_numbers(text: &str) -> Result<Vec<usize>, Wrong> {
     let number = |part: &str| {
         let number = part.trim_matches(['[', ']', ' ']).parse();
-        number.map_err(|_| wrong(format!("`{part}` is not the number of a layer"), "write it as 0,1,2"))
+        number.map_err(|_| wrong(format!("`{part}` is not a whole number"), "write it as 0,1,2"))
     };
     parts(text).map(number).collect()
 }

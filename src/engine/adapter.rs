@@ -92,6 +92,9 @@ pub fn served(adapter: &Adapter, model: &dyn Model) -> String {
     if config.bias != AdapterBias::None || config.lora_bias {
         reasons.push("it takes no biases".to_string());
     }
+    if !config.tokens.is_empty() {
+        reasons.push("it takes no trained tokens".to_string());
+    }
     if !config.rank_pattern.is_empty() || !config.alpha_pattern.is_empty() {
         reasons.push("it scales all layers alike, whatever the patterns say".to_string());
     }

@@ -21,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{
-    Adapter, Config, HeadKind, LoraLayer, Model, ParameterSet, StoredName, stored_name,
+    Adapter, Config, HeadKind, Init, LoraLayer, Model, ParameterSet, StoredName, stored_name,
 };
 
 /// What a merge did.
@@ -126,7 +126,10 @@ impl<'m> Merger<'m> {
 
     /// Whether the adapter changes a tied matrix in one of its two places.
     fn unties(&self) -> bool {
-        self.added().iter().any(|(_, tied)| tied.is_some())
+        let parameters = self.model.parameters();
+        let mut starts = parameters.iter().map(|parameter| &parameter.init);
+        starts.any(|init| matches!(init, Init::CopyOf { .. }))
+            || self.added().iter().any(|(_, tied)| tied.is_some())
     }
 
     /// Tensors that the merged model has and the original lacks, by their names, each with the
@@ -162,7 +165,7 @@ impl<'m> Merger<'m> {
     }
 
     fn is_adapters(&self, name: &str) -> bool {
-        name.contains(".lora_")
+        name.contains(".lora_") || name.contains(".token_adapter.")
     }
 
     /// Writes the weights in the files of the original; gives their number.
@@ -250,10 +253,13 @@ impl<'m> Merger<'m> {
         let saved = self.adapter.saved_name(&parameter);
         let is_whole = self.own.get(&saved).is_some();
         let source = copied.as_deref().unwrap_or(name);
-        let mut values = if is_whole {
+        let values = if is_whole {
             self.own.read_f32(&saved).map_err(|error| problem(&error))?.1
         } else {
             let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
+            if !self.adapter.tokens(module).is_empty() && copied.is_none() {
+                return self.with_tokens(name, &shape, module);
+            }
             let Some(layer) = self.adapter.layer(module) else {
                 return Ok(self.base.get(source).ok_or("it is not there")?.bytes.to_vec());
             };
@@ -271,8 +277,22 @@ impl<'m> Merger<'m> {
         if before != Some(&converted[..]) || copied.is_some() {
             self.changed.borrow_mut().push(name.to_string());
         }
-        values.clear();
         Ok(converted)
+    }
+
+    /// A table of tokens with the rows of those that were trained by themselves.
+    fn with_tokens(&self, name: &str, shape: &Shape, module: &str) -> Result<Vec<u8>, String> {
+        let own = self.read(module, "token_adapter.trainable_tokens_delta")?;
+        let view = self.base.get(name).ok_or("it is not there")?;
+        let converted = convert_floats(bytemuck::cast_slice(&own), DType::F32, shape.dtype);
+        let converted = converted.ok_or("its type is none of floats")?;
+        let mut bytes = view.bytes.to_vec();
+        let width = shape.dims[1] * shape.dtype.size();
+        for (token, row) in self.adapter.tokens(module).iter().zip(converted.chunks(width)) {
+            bytes[token * width..(token + 1) * width].copy_from_slice(row);
+        }
+        self.changed.borrow_mut().push(name.to_string());
+        Ok(bytes)
     }
 
     fn read(&self, module: &str, part: &str) -> Result<Vec<f32>, String> {
@@ -289,14 +309,16 @@ impl<'m> Merger<'m> {
         module: &str,
         layer: &LoraLayer,
     ) -> Result<Vec<f32>, String> {
-        let (a, b) = (
-            self.read(module, "lora_A.weight")?,
-            self.read(module, "lora_B.weight")?,
-        );
+        let names = if layer.is_embedding {
+            ["lora_embedding_A", "lora_embedding_B"]
+        } else {
+            ["lora_A.weight", "lora_B.weight"]
+        };
+        let (a, b) = (self.read(module, names[0])?, self.read(module, names[1])?);
         let rank = layer.rank;
         let (outputs, inputs) = (b.len() / rank, a.len() / rank);
-        // Of a Conv1D the matrix is the other way round.
-        let is_transposed = self.adapter.is_conv1d();
+        // A Conv1D's matrix and a table of tokens are the other way round.
+        let is_transposed = layer.is_embedding || layer.is_conv1d;
         debug_assert_eq!(shape.elements(), outputs * inputs);
         let at = |row: usize, column: usize| {
             let (output, input) = if is_transposed {

@@ -82,6 +82,8 @@ pub struct LoraConfig {
     pub alpha_pattern: Vec<(String, f64)>,
     /// `layers_to_transform`; empty: all.
     pub layers: Vec<usize>,
+    /// `trainable_token_indices`: tokens whose rows of the embeddings are trained.
+    pub tokens: Vec<usize>,
     /// `layers_pattern`: what the list of layers is called; empty: any name.
     pub layers_pattern: Vec<String>,
 }
@@ -104,14 +106,18 @@ impl Default for LoraConfig {
             rank_pattern: Vec::new(),
             alpha_pattern: Vec::new(),
             layers: Vec::new(),
+            tokens: Vec::new(),
             layers_pattern: Vec::new(),
         }
     }
 }
 
+/// Tokens that a graph may train by themselves: each has nodes of its own.
+const MOST_TOKENS: usize = 512;
+
 /// Settings of `adapter_config.json` under which an adapter is another function than what is
 /// implemented, unless they have one of the values that say "off".
-const REFUSED: [(&str, &str); 15] = [
+const REFUSED: [(&str, &str); 14] = [
     ("alora_invocation_tokens", "aLoRA is not implemented"),
     ("arrow_config", "Arrow is not implemented"),
     ("ensure_weight_tying", "tied adapters are not implemented"),
@@ -123,10 +129,6 @@ const REFUSED: [(&str, &str); 15] = [
     (
         "target_parameters",
         "no family here has fused expert weights",
-    ),
-    (
-        "trainable_token_indices",
-        "single trained tokens are not implemented; modules_to_save embed_tokens trains all",
     ),
     ("use_bdlora", "block-diagonal LoRA is not implemented"),
     ("use_qalora", "QALoRA is not implemented"),
@@ -175,6 +177,7 @@ impl LoraConfig {
             })?,
             alpha_pattern: file.pattern("alpha_pattern", Value::as_f64)?,
             layers: file.counts("layers_to_transform")?,
+            tokens: file.tokens()?,
             layers_pattern: file.texts("layers_pattern")?,
         };
         config.check(source)?;
@@ -209,6 +212,12 @@ impl LoraConfig {
         {
             let reason = "a factor of 0 or no number adds nothing";
             return wrong("lora_alpha", alpha.to_string(), reason);
+        }
+        if self.tokens.len() > MOST_TOKENS {
+            let reason = format!(
+                "at most {MOST_TOKENS} tokens are trained by themselves; modules_to_save trains the whole table"
+            );
+            return wrong("trainable_token_indices", self.tokens.len().to_string(), &reason);
         }
         if self.dora && self.lora_bias {
             let reason = "PEFT has no bias of B with DoRA";
@@ -310,6 +319,13 @@ impl LoraConfig {
             ("revision", Value::Null),
             ("target_modules", modules(&self.targets)),
             ("task_type", json!(task)),
+            (
+                "trainable_token_indices",
+                match &self.tokens[..] {
+                    [] => Value::Null,
+                    tokens => json!(tokens),
+                },
+            ),
             ("use_dora", json!(self.dora)),
             ("use_rslora", json!(self.rank_stabilized)),
         ];
@@ -424,6 +440,22 @@ impl File<'_> {
         Ok(self
             .typed(key, "a list of whole numbers", counts)?
             .unwrap_or_default())
+    }
+
+    /// `trainable_token_indices`: a list, or that of the one table that a table names.
+    fn tokens(&self) -> Result<Vec<usize>> {
+        let key = "trainable_token_indices";
+        let Some(Value::Object(tables)) = self.get(key) else {
+            return self.counts(key);
+        };
+        match tables.iter().next() {
+            Some((name, tokens)) if tables.len() == 1 => {
+                let values = Map::from_iter([(name.clone(), tokens.clone())]);
+                let (values, source) = (&values, self.source);
+                File { values, source }.counts(name)
+            }
+            _ => Err(self.refused(key, "tokens of several tables are not implemented")),
+        }
     }
 
     /// A list of names, or a text: `all-linear` or a regular expression.

@@ -13,7 +13,7 @@ pub use adapted::adapt;
 pub use config::{AdapterBias, LoraConfig, Modules};
 pub use targets::has_usual_targets;
 
-use crate::declaration::LinearModule;
+use crate::declaration::AdaptableModule;
 use crate::error::{Error, Result};
 use crate::head::HeadKind;
 use crate::model::Model;
@@ -34,6 +34,10 @@ pub struct LoraLayer {
     pub has_magnitude: bool,
     /// B has a bias.
     pub has_bias: bool,
+    /// Its own matrix is `[in, out]`.
+    pub is_conv1d: bool,
+    /// It is a table of tokens, whose A has a column for each.
+    pub is_embedding: bool,
 }
 
 /// What a model's configuration came to for it: which layers are adapted, and what else is trained.
@@ -44,11 +48,12 @@ pub struct Adapter {
     layers: BTreeMap<String, LoraLayer>,
     /// Modules that are trained whole.
     saved: BTreeSet<String>,
+    /// The table of tokens some of whose rows are trained.
+    token_table: Option<String>,
     /// Names among the configuration's targets that no layer has.
     unmatched: Vec<String>,
     /// See [`LoraConfig::to_json`].
     targets: Vec<String>,
-    is_conv1d: bool,
     task: &'static str,
 }
 
@@ -56,8 +61,13 @@ pub struct Adapter {
 pub(crate) const A: &str = "lora_A.weight";
 pub(crate) const B: &str = "lora_B.weight";
 pub(crate) const B_BIAS: &str = "lora_B.bias";
+/// The same of a table of tokens.
+pub(crate) const EMBEDDING_A: &str = "lora_embedding_A";
+pub(crate) const EMBEDDING_B: &str = "lora_embedding_B";
 /// The magnitudes of a layer's rows.
 pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
+/// Rows of a table of tokens that are trained in the place of its own.
+pub(crate) const TOKENS: &str = "token_adapter.trainable_tokens_delta";
 
 /// What PEFT puts before the names of a model's parameters.
 const SAVED_PREFIX: &str = "base_model.model.";
@@ -85,13 +95,12 @@ impl Adapter {
             saved.extend(config.saved_above(module).map(str::to_string));
         }
         check_saved(&config, &saved, parameters().map(|p| p.name.as_str()))?;
-        if let Some(tied) = declaration
-            .linears
-            .iter()
-            .find(|linear| linear.is_tied && saved.contains(&linear.name))
+        check_tied(&saved, &declaration.parameters)?;
+        if config.dora
+            && let Some(table) = found.iter().find(|linear| linear.is_embedding)
         {
-            return Err(Error::TiedToSave {
-                module: tied.name.clone(),
+            return Err(Error::NoMagnitudes {
+                module: table.name.clone(),
             });
         }
         if let Some(linear) = found.iter().find(|linear| config.lora_bias && !linear.has_bias) {
@@ -99,7 +108,7 @@ impl Adapter {
                 module: linear.name.clone(),
             });
         }
-        let layer = |linear: &&LinearModule| {
+        let layer = |linear: &&AdaptableModule| {
             let (rank, scale) = config.rank_and_scale(&linear.name);
             let layer = LoraLayer {
                 rank,
@@ -107,13 +116,15 @@ impl Adapter {
                 dropout: config.dropout,
                 has_magnitude: config.dora,
                 has_bias: config.lora_bias,
+                is_conv1d: linear.is_conv1d,
+                is_embedding: linear.is_embedding,
             };
             (linear.name.clone(), layer)
         };
         Ok(Adapter {
             layers: found.iter().map(layer).collect(),
             targets: target_names(&found, &declaration.linears),
-            is_conv1d: found.iter().any(|linear| linear.is_conv1d),
+            token_table: token_table(&config, &declaration.linears, info.vocab_size)?,
             unmatched: config.unmatched(&declaration.linears),
             saved,
             config,
@@ -142,11 +153,6 @@ impl Adapter {
         self.layers.iter().map(|(name, layer)| (name.as_str(), layer))
     }
 
-    /// Whether the matrices of the adapted layers are `[in, out]`.
-    pub fn is_conv1d(&self) -> bool {
-        self.is_conv1d
-    }
-
     /// Modules that are trained whole.
     pub fn saved_modules(&self) -> impl ExactSizeIterator<Item = &str> {
         self.saved.iter().map(String::as_str)
@@ -157,26 +163,44 @@ impl Adapter {
         &self.unmatched
     }
 
+    /// Of a table of tokens those whose rows are trained, in the order of these rows.
+    pub fn tokens(&self, module: &str) -> &[usize] {
+        if self.token_table.as_deref() == Some(module) {
+            &self.config.tokens
+        } else {
+            &[]
+        }
+    }
+
+    /// Whether a module is trained whole.
+    pub fn saves(&self, module: &str) -> bool {
+        let mut saved = self.saved.iter();
+        saved.any(|above| {
+            let rest = module.strip_prefix(above.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    }
+
     /// Whether a model with it switched off is the model that it was added to.
     pub fn off_is_the_base(&self) -> bool {
+        // PEFT switches the rows of tokens off, too; but for what is trained whole there is no original.
         self.saved.is_empty() && self.config.bias == AdapterBias::None
     }
 
     /// Notes of a parameter of the model with it which set it belongs to and whether it is trained.
     pub(crate) fn mark(&self, parameter: &mut ParameterSpec) {
         let is_own = |name: &str| {
-            [A, B, B_BIAS, MAGNITUDE].iter().any(|part| {
+            [A, B, B_BIAS, EMBEDDING_A, EMBEDDING_B, MAGNITUDE].iter().any(|part| {
                 let module = name.strip_suffix(part).and_then(|above| above.strip_suffix('.'));
                 module.is_some_and(|module| self.layers.contains_key(module))
-            })
+            }) || name
+                .strip_suffix(TOKENS)
+                .and_then(|above| above.strip_suffix('.'))
+                .is_some_and(|table| !self.tokens(table).is_empty())
         };
-        let is_saved = |name: &str| {
-            let mut modules = self.saved.iter();
-            modules.any(|module| name.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
-        };
+        let is_saved = |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| self.saves(module));
         let name = parameter.name.as_str();
-        parameter.trained =
-            is_own(name) || parameter.names().any(is_saved) || self.is_trained_bias(name);
+        parameter.trained = is_own(name) || is_saved(name) || self.is_trained_bias(name);
         if parameter.trained {
             parameter.set = ParameterSet::Adapter;
         }
@@ -210,7 +234,8 @@ impl Adapter {
 
     /// The content of its `adapter_config.json`.
     pub fn config_file(&self) -> Map<String, Value> {
-        self.config.to_json(&self.targets, self.is_conv1d, self.task)
+        let is_conv1d = self.layers.values().any(|layer| layer.is_conv1d);
+        self.config.to_json(&self.targets, is_conv1d, self.task)
     }
 }
 
@@ -259,8 +284,47 @@ fn check_saved<'n>(
     }
 }
 
+/// The table of tokens, if single tokens are trained.
+fn token_table(
+    config: &LoraConfig,
+    layers: &[AdaptableModule],
+    vocabulary: usize,
+) -> Result<Option<String>> {
+    let Some(most) = config.tokens.iter().max() else {
+        return Ok(None);
+    };
+    let table = layers.iter().find(|layer| layer.is_embedding);
+    if *most >= vocabulary || table.is_none() {
+        return Err(Error::NoToken {
+            token: *most,
+            vocabulary,
+        });
+    }
+    Ok(table.map(|table| table.name.clone()))
+}
+
+/// A matrix that is tied to another module's is saved by itself only where the other module has one of its
+/// own: PEFT trains a copy, and the other module keeps the original.
+fn check_tied(saved: &BTreeSet<String>, parameters: &[ParameterSpec]) -> Result<()> {
+    let module = |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_string();
+    let is_in = |name: &str| {
+        let module = module(name);
+        saved.iter().any(|above| module == *above || module.starts_with(&format!("{above}.")))
+    };
+    for parameter in parameters {
+        let mut others = parameter.aliases.iter();
+        if is_in(&parameter.name) && !others.all(|alias| is_in(alias)) {
+            return Err(Error::TiedToSave {
+                module: module(&parameter.name),
+                other: module(&parameter.aliases[0]),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// The last parts of modules' names, each once, in the model's order.
-fn last_parts(linears: &[LinearModule]) -> Vec<String> {
+fn last_parts(linears: &[AdaptableModule]) -> Vec<String> {
     let names = linears.iter().map(|linear| linear.name.as_str());
     distinct(names.map(last_part))
 }
@@ -281,9 +345,9 @@ fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
 }
 
 /// Names that mean these layers and no others: the last part of a name where that is enough.
-fn target_names(found: &[&LinearModule], linears: &[LinearModule]) -> Vec<String> {
-    let is_found = |linear: &LinearModule| found.iter().any(|target| target.name == linear.name);
-    let name = |target: &&LinearModule| {
+fn target_names(found: &[&AdaptableModule], linears: &[AdaptableModule]) -> Vec<String> {
+    let is_found = |linear: &AdaptableModule| found.iter().any(|target| target.name == linear.name);
+    let name = |target: &&AdaptableModule| {
         let last = last_part(&target.name);
         let mut alike = linears.iter().filter(|linear| last_part(&linear.name) == last);
         let is_enough = alike.all(is_found);

@@ -1,7 +1,7 @@
 //! Which of a model's modules a LoRA configuration means, as PEFT finds them.
 
 use super::config::{LoraConfig, Modules};
-use crate::declaration::LinearModule;
+use crate::declaration::AdaptableModule;
 use crate::head::HeadKind;
 use regex::Regex;
 
@@ -81,18 +81,23 @@ impl LoraConfig {
         with_above(module).find(|above| self.saved.iter().any(|name| above.ends_with(name.as_str())))
     }
 
-    /// Of a model's linear layers those that are adapted.
+    /// Of a model's layers those that are adapted.
     pub(super) fn targets_of<'l>(
         &self,
-        linears: &'l [LinearModule],
+        linears: &'l [AdaptableModule],
         model_type: &str,
-    ) -> Vec<&'l LinearModule> {
+    ) -> Vec<&'l AdaptableModule> {
         let excluded = |module: &str| match &self.exclude {
             Some(Modules::Names(names)) => is_named(module, names),
             Some(Modules::Pattern(pattern)) => whole(pattern).is_match(module),
             Some(Modules::Usual | Modules::AllLinear) | None => false,
         };
-        let all = || linears.iter().filter(|linear| !linear.is_output).collect();
+        let all = || {
+            let linears = linears.iter();
+            linears
+                .filter(|linear| !linear.is_output && !linear.is_embedding)
+                .collect()
+        };
         let named = |names: &[&str]| {
             let is_meant = |module: &str| {
                 names.contains(&module) || is_named(module, names) && self.is_in_layers(module)
@@ -100,7 +105,7 @@ impl LoraConfig {
             let linears = linears.iter();
             linears.filter(|linear| is_meant(&linear.name)).collect()
         };
-        let mut found: Vec<&LinearModule> = match &self.targets {
+        let mut found: Vec<&AdaptableModule> = match &self.targets {
             Modules::AllLinear => all(),
             Modules::Usual => usual(model_type).map_or_else(all, named),
             Modules::Names(names) => named(&names.iter().map(String::as_str).collect::<Vec<_>>()),
@@ -117,7 +122,7 @@ impl LoraConfig {
     }
 
     /// The names among the targets that no module answers to.
-    pub(super) fn unmatched(&self, linears: &[LinearModule]) -> Vec<String> {
+    pub(super) fn unmatched(&self, linears: &[AdaptableModule]) -> Vec<String> {
         let Modules::Names(names) = &self.targets else {
             return Vec::new();
         };

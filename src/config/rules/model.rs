@@ -170,6 +170,7 @@ pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
         flags.exclude_modules.given_name(),
         flags.layers_to_transform.given_name(),
         flags.layers_pattern.given_name(),
+        flags.trainable_token_indices.given_name(),
         flags.rank_pattern.given_name(),
         flags.alpha_pattern.given_name(),
     ];

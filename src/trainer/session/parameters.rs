@@ -33,11 +33,19 @@ pub fn parameter_shape(parameter: &ParameterSpec, dtype: DType) -> Shape {
 /// If the devices' memory is full.
 pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64) -> Result<()> {
     for parameter in parameters {
-        let values = match parameter.init {
+        let of = |name: &str| {
+            let found = parameters.iter().find(|parameter| parameter.name == name);
+            found.expect("what a parameter starts from is the model's, too")
+        };
+        let values = match &parameter.init {
             Init::RowNorms { inputs } => {
-                let matrix = parameters.iter().find(|p| p.name == matrix_beside(parameter));
-                let matrix = matrix.expect("a norm's matrix is beside it");
-                norms(&initial_values(matrix, seed), &matrix.dims, inputs)
+                let matrix = of(&matrix_beside(parameter));
+                norms(&initial_values(matrix, seed), &matrix.dims, *inputs)
+            }
+            Init::CopyOf { parameter } => initial_values(of(parameter), seed),
+            Init::RowsOf { parameter, rows } => {
+                let table = of(parameter);
+                chosen_rows(&initial_values(table, seed), table.dims[1], rows)
             }
             _ => initial_values(parameter, seed),
         };
@@ -79,8 +87,10 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     let count = parameter.dims.iter().product();
     let (scale, zero_row) = match parameter.init {
         Init::Zeros => return vec![0.0; count],
-        // Norms depend on values that are not known here.
-        Init::Ones | Init::RowNorms { .. } => return vec![1.0; count],
+        // Norms and copies depend on values that are not known here.
+        Init::Ones | Init::RowNorms { .. } | Init::CopyOf { .. } | Init::RowsOf { .. } => {
+            return vec![1.0; count];
+        }
         Init::Sinusoids => return sinusoids(parameter.dims[1], count),
         Init::Normal { std } => (std as f32, None),
         Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
@@ -131,6 +141,13 @@ fn norms(matrix: &[f32], dims: &[usize], inputs: usize) -> Vec<f32> {
         squares[at] += f64::from(*value) * f64::from(*value);
     }
     squares.iter().map(|sum| sum.sqrt() as f32).collect()
+}
+
+/// These rows of a table, one after the other.
+fn chosen_rows(table: &[f32], width: usize, rows: &[usize]) -> Vec<f32> {
+    let rows = rows.iter();
+    rows.flat_map(|row| table[row * width..(row + 1) * width].iter().copied())
+        .collect()
 }
 
 /// Rows of sines and cosines of their numbers, as DistilBERT's positions start.
@@ -277,9 +294,21 @@ pub fn load_with_head(
     let fit = fit(model, weights, head)?;
     check_copies(model, weights, &fit)?;
     for parameter in &model.parameters() {
-        if let Init::RowNorms { inputs } = parameter.init {
-            let (dims, values) = weights.read_f32(&fit.stored[&matrix_beside(parameter)])?;
-            let values = norms(&values, &dims, inputs);
+        let derived = match &parameter.init {
+            Init::RowNorms { inputs } => {
+                let (dims, values) = weights.read_f32(&fit.stored[&matrix_beside(parameter)])?;
+                Some(norms(&values, &dims, *inputs))
+            }
+            Init::RowsOf { parameter: of, rows } => {
+                let (dims, values) = weights.read_f32(&fit.stored[of])?;
+                Some(chosen_rows(&values, dims[1], rows))
+            }
+            Init::CopyOf { parameter: of } if fit.new.contains(&parameter.name) => {
+                Some(weights.read_f32(&fit.stored[of])?.1)
+            }
+            _ => None,
+        };
+        if let Some(values) = derived {
             let shape = parameter_shape(parameter, DType::F32);
             set_weight(session, parameter, bytemuck::cast_slice(&values), &shape)?;
             continue;
