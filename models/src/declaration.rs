@@ -60,6 +60,19 @@ impl Declaration {
             + self.head_flops(batch * tokens)
     }
 
+    /// The same where the weights of `base`, which is all this one has but for what was added to it, are not
+    /// trained: their own gradients are not computed.
+    pub fn step_flops_on(&self, base: &Declaration, batch: usize, tokens: usize) -> f64 {
+        let rows = (batch * tokens) as f64;
+        let unspent = rows * base.per_token + rows * base.head_per_row;
+        self.step_flops(batch, tokens) - unspent
+    }
+
+    /// The part of [`Declaration::step_flops_on`] that is the head's.
+    pub fn head_flops_on(&self, base: &Declaration, rows: usize) -> f64 {
+        self.head_flops(rows) - rows as f64 * base.head_per_row
+    }
+
     /// See [`crate::Model::head_flops`].
     pub fn head_flops(&self, rows: usize) -> f64 {
         3.0 * rows as f64 * self.head_per_row

@@ -62,7 +62,7 @@ pub enum Error {
     #[error("what is trained of a model is chosen once, before anything reads its parameters")]
     FrozenTwice,
     /// An adapter that is added to nothing.
-    #[error("target_modules means no linear layer of the model; these end in {}", known.join(", "))]
+    #[error("target_modules means no layer of the model; these end in {}", known.join(", "))]
     NoTargets { known: Vec<String> },
     /// A module to save that there is not.
     #[error("modules_to_save: the model has no module `{name}`; its modules end in {}", known.join(", "))]

@@ -42,6 +42,16 @@ impl Model for Adapted {
         self.base.hidden(&weights, batch, rng)
     }
 
+    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
+        let base = self.base.info().declaration();
+        self.info.declaration().step_flops_on(base, batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        let base = self.base.info().declaration();
+        self.info.declaration().head_flops_on(base, rows)
+    }
+
     fn pool(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
         self.base.pool(hidden, batch)
     }

@@ -127,7 +127,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "adapter_fits_the_model",
         "train cls --model_name_or_path @/model --use_peft --lora_target_modules q_proj --train_file @/train.csv --output_dir @/new",
-        "target_modules means no linear layer of the model",
+        "target_modules means no layer of the model",
     ),
     (
         "adapters_say_what_is_trained",
