@@ -238,8 +238,8 @@ fn mistakes_in_adapters_are_named() {
             &["the model has no module `nothing`"],
         ),
         (
-            "--use_peft --lora_modules_to_save lm_head",
-            &["`lm_head` is tied to the token embeddings"],
+            "--use_peft --lora_modules_to_save wte",
+            &["modules_to_save: `transformer.wte` is tied to `lm_head`"],
         ),
         (
             "--use_peft --lora_target_parameters experts",

@@ -63,7 +63,7 @@ pub enum Error {
     FrozenTwice,
     /// An adapter that is added to nothing.
     #[error("target_modules means no layer of the model; these end in {}", known.join(", "))]
-    NoTargets { known: Vec<String> },
+    NothingToAdapt { known: Vec<String> },
     /// A module to save that there is not.
     #[error("modules_to_save: the model has no module `{name}`; its modules end in {}", known.join(", "))]
     NoModule { name: String, known: Vec<String> },

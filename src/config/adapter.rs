@@ -2,9 +2,9 @@
 
 use super::error::UsageError;
 use super::flags::Flags;
-use super::from_hub;
 use crate::checkpoint::hf::{self, ADAPTER_CONFIG_FILE, CONFIG_FILE};
 use crate::checkpoint::Weights;
+use crate::hub;
 use std::path::{Path, PathBuf};
 use xtrain_models::{AdapterBias, Config, LoraConfig, Modules};
 
@@ -66,7 +66,7 @@ fn base_of(path: &Path) -> Result<PathBuf, UsageError> {
         ));
     }
     let path = PathBuf::from(base);
-    if path.is_dir() || from_hub::is_name(&path) {
+    if path.is_dir() || !path.exists() && hub::is_name(base) {
         return Ok(path);
     }
     Err(UsageError::illegal(
@@ -135,8 +135,8 @@ pub fn asked(flags: &Flags) -> Option<Result<LoraConfig, String>> {
     Some(checked.map(|()| config))
 }
 
-/// The keys of a `config.json` that say what a classifier's labels are.
-const LABEL_KEYS: [&str; 3] = ["id2label", "label2id", "problem_type"];
+/// The keys of a `config.json` that say that it is of a classifier, and what its labels are.
+const LABEL_KEYS: [&str; 4] = ["architectures", "id2label", "label2id", "problem_type"];
 
 /// Puts the labels of a classifier's adapter in the place of its model's: from the settings that lie beside
 /// it or, where another program saved it, by their number alone.
@@ -157,6 +157,12 @@ pub fn take_labels(config: &mut Config, adapter: &Path) {
             .iter()
             .any(|end| name.strip_suffix(end).is_some_and(|above| above.ends_with('.')))
     };
+    let values = hf::read_object(&adapter.join(ADAPTER_CONFIG_FILE)).unwrap_or_default();
+    match values.get("task_type").and_then(serde_json::Value::as_str) {
+        Some("SEQ_CLS") => config.set("architectures", vec!["ForSequenceClassification"]),
+        Some("TOKEN_CLS") => config.set("architectures", vec!["ForTokenClassification"]),
+        _ => return,
+    }
     let heads = weights.iter().filter(|view| is_head(view.name));
     let labels = heads.filter_map(|view| view.shape.dims.first().copied()).next();
     let known = config.get("id2label").and_then(serde_json::Value::as_object);

@@ -1,22 +1,19 @@
 //! LoRA: a model whose linear layers have matrices of low rank added to them, while its own weights
 //! stay as they are (Hu et al. 2021, arXiv:2106.09685), as PEFT has it.
 //!
-//! An adapter is a value of a model: [`adapt`] gives the same model with one, and everything else (the list of
+//! An adapter is a value of a model: [`adapt`](crate::adapt) gives the same model with one, and everything else (the list of
 //! parameters, what is trained, sharding, stages) follows from its declaration. Where it acts is
 //! [`Weights::linear`](crate::Weights::linear).
 
-mod adapted;
 mod config;
 mod targets;
 
-pub use adapted::adapt;
 pub use config::{AdapterBias, LoraConfig, Modules};
 pub use targets::has_usual_targets;
 
-use crate::declaration::AdaptableModule;
+use crate::declaration::{AdaptableModule, Declaration};
 use crate::error::{Error, Result};
 use crate::head::HeadKind;
-use crate::model::Model;
 use crate::parameter::{ParameterSet, ParameterSpec};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,14 +74,16 @@ impl Adapter {
     ///
     /// # Errors
     /// If it means no layer of it, or a module to save is none of it.
-    fn of(config: LoraConfig, model: &dyn Model) -> Result<Adapter> {
-        let info = model.info();
-        let declaration = info.declaration();
-        let config = config.for_head(info.head);
-        let model_type = info.config.text("model_type")?;
-        let found = config.targets_of(&declaration.linears, &model_type);
+    pub(crate) fn of(
+        config: LoraConfig,
+        declaration: &Declaration,
+        head: HeadKind,
+        model_type: &str,
+    ) -> Result<Adapter> {
+        let config = config.for_head(head);
+        let found = config.targets_of(&declaration.linears, model_type);
         if found.is_empty() {
-            return Err(Error::NoTargets {
+            return Err(Error::NothingToAdapt {
                 known: last_parts(&declaration.linears),
             });
         }
@@ -124,11 +123,11 @@ impl Adapter {
         Ok(Adapter {
             layers: found.iter().map(layer).collect(),
             targets: target_names(&found, &declaration.linears),
-            token_table: token_table(&config, &declaration.linears, info.vocab_size)?,
+            token_table: token_table(&config, declaration)?,
             unmatched: config.unmatched(&declaration.linears),
             saved,
             config,
-            task: match info.head {
+            task: match head {
                 HeadKind::CausalLm => "CAUSAL_LM",
                 // PEFT has no name for masked language models.
                 HeadKind::MaskedLm => "FEATURE_EXTRACTION",
@@ -285,15 +284,16 @@ fn check_saved<'n>(
 }
 
 /// The table of tokens, if single tokens are trained.
-fn token_table(
-    config: &LoraConfig,
-    layers: &[AdaptableModule],
-    vocabulary: usize,
-) -> Result<Option<String>> {
+fn token_table(config: &LoraConfig, declaration: &Declaration) -> Result<Option<String>> {
     let Some(most) = config.tokens.iter().max() else {
         return Ok(None);
     };
-    let table = layers.iter().find(|layer| layer.is_embedding);
+    let mut layers = declaration.linears.iter();
+    let table = layers.find(|layer| layer.is_embedding);
+    let matrix = table.map(|table| format!("{}.weight", table.name));
+    let mut parameters = declaration.parameters.iter();
+    let matrix = parameters.find(|parameter| Some(&parameter.name) == matrix.as_ref());
+    let vocabulary = matrix.map_or(0, |matrix| matrix.dims[0]);
     if *most >= vocabulary || table.is_none() {
         return Err(Error::NoToken {
             token: *most,

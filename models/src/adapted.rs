@@ -1,9 +1,9 @@
 //! A model with an adapter.
 
-use super::{Adapter, LoraConfig};
 use crate::batch::TokenBatch;
 use crate::declare::declare;
 use crate::error::Result;
+use crate::lora::{Adapter, LoraConfig};
 use crate::model::{Model, ModelInfo};
 use crate::weights::Weights;
 use xtrain_graphs::{DropoutRng, Tensor};
@@ -19,9 +19,12 @@ struct Adapted {
 /// # Errors
 /// If the configuration means no layer of the model, or the forward pass cannot be recorded.
 pub fn adapt(base: Box<dyn Model>, config: LoraConfig) -> Result<Box<dyn Model>> {
+    let info = base.info();
+    let model_type = info.config.text("model_type")?;
+    let adapter = Adapter::of(config, info.declaration(), info.head, &model_type)?;
     let adapted = Adapted {
-        info: base.info().undeclared(),
-        adapter: Adapter::of(config, &*base)?,
+        info: info.undeclared(),
+        adapter,
         base,
     };
     declare(&adapted)?;
