@@ -15,21 +15,21 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task};
-use crate::data::chat_template::{ChatTemplate, Message, Variables};
-use crate::data::formats::cell::Cell;
-use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Row as TableRow, Table};
-use crate::data::padding::Padding;
-use crate::data::rows::{Totals, flag};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::share::Share;
-use crate::data::texts::not_text;
-use crate::data::{
+use turns::Conversation;
+use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
+use xtrain_data::formats::cell::Cell;
+use xtrain_data::formats::input::Bookmark;
+use xtrain_data::formats::table::{Row as TableRow, Table};
+use xtrain_data::padding::Padding;
+use xtrain_data::rows::{Totals, flag};
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
+use xtrain_data::texts::not_text;
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result, Row,
     Sample, SampleFile, Tokenizer,
 };
-use crate::trainer::evaluate::Metrics;
-use turns::Conversation;
+use xtrain_trainer::evaluate::Metrics;
 
 /// The columns of whole examples, in the order they are looked for; a file with both a prompt and
 /// a completion has those instead.
