@@ -64,7 +64,9 @@ fn load(case: &mut Case, file: &Path) {
 
 /// What a golden file calls a parameter of the adapter, without what PEFT puts between.
 fn plain(name: &str) -> String {
-    let name = name.replace(".modules_to_save.default", "").replace(".default", "");
+    let name = name
+        .replace(".modules_to_save.default", "")
+        .replace(".default", "");
     match name.strip_suffix("lora_magnitude_vector.weight") {
         Some(module) => format!("{module}lora_magnitude_vector"),
         None => name,
@@ -98,7 +100,10 @@ fn assert_logits(name: &str, case: &mut Case, dir: &Path, key: &str, is_off: boo
     let found = logits(case, is_off);
     let (found, expected) = case.defined(0, found, expected);
     let difference = max_difference(&found, &expected);
-    assert!(difference <= LOGITS, "{name}: {key} differ by {difference:e}");
+    assert!(
+        difference <= LOGITS,
+        "{name}: {key} differ by {difference:e}"
+    );
 }
 
 /// The trained parameters' gradients on micro-batch 0.
@@ -137,7 +142,11 @@ fn assert_gradients(name: &str, case: &mut Case, dir: &Path) {
     let stored: Vec<String> = reference.iter().map(|view| view.name.to_string()).collect();
     let stored = stored.iter().filter(|name| name.starts_with("grad."));
     let found = gradients(case);
-    assert_eq!(found.len(), stored.clone().count(), "{name}: trained tensors");
+    assert_eq!(
+        found.len(),
+        stored.clone().count(),
+        "{name}: trained tensors"
+    );
     for (parameter, values) in &found {
         let saved = case.model.adapter().unwrap().saved_name(&parameter.name);
         let key = stored
@@ -166,7 +175,10 @@ fn follow(name: &str, case: &mut Case, dir: &Path) {
         let found = keys.iter().find_map(|key| step[*key].as_f64());
         found.unwrap_or_else(|| panic!("{name}: no {keys:?}"))
     };
-    let rates: Vec<f64> = steps.iter().map(|step| step["lr"].as_f64().unwrap()).collect();
+    let rates: Vec<f64> = steps
+        .iter()
+        .map(|step| step["lr"].as_f64().unwrap())
+        .collect();
     let peak = rates.iter().copied().fold(0.0, f64::max);
     let warmup = rates.iter().position(|rate| *rate == peak).unwrap() as u64;
     let schedule = Schedule {

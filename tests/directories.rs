@@ -159,7 +159,10 @@ fn an_adapter_stands_for_its_model() {
     let message = "adapter/adapter_config.json is of the model ./base, which is no directory here";
     assert!(stderr.contains(message), "{stderr}");
     let stderr = evaluate(r#"{"peft_type": "LORA"}"#);
-    assert!(stderr.contains("does not say which model it is of"), "{stderr}");
+    assert!(
+        stderr.contains("does not say which model it is of"),
+        "{stderr}"
+    );
 }
 
 #[test]

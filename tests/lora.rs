@@ -8,9 +8,9 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use xtrain::parallel::Mesh;
+use xtrain_graphs::DType;
 use xtrain_graphs::op::Op;
 use xtrain_graphs::optim::MASTER_WEIGHT;
-use xtrain_graphs::DType;
 use xtrain_models::{LoraConfig, Modules, ParameterSet, ParameterSpec, adapt};
 
 const DATA: &str = "--tokenizer_name byte_bpe --train_file articles.txt --validation_file articles-valid.txt --block_size 32 \
@@ -59,7 +59,10 @@ fn every_mesh_adapts_as_one_device_does() {
         (4, "--shard_parallel 2"),
         (8, "--tensor_parallel 2 --sequence_parallel"),
         (8, "--pipeline_parallel 2"),
-        (2, "--data_parallel 2 --shard_parallel 2 --tensor_parallel 2"),
+        (
+            2,
+            "--data_parallel 2 --shard_parallel 2 --tensor_parallel 2",
+        ),
     ]
     .into_iter()
     .enumerate()
@@ -86,10 +89,22 @@ fn an_adapter_resumes_exactly_and_as_the_same_one_alone() {
     let run = |dir: &str, more: &str| bench.run(&train(dir, 4, &format!("{extra} {more}")));
     run("whole", LORA).succeeded();
     let state = tensors(&bench, "whole/checkpoint-3/optimizer.safetensors");
-    assert!(state.keys().all(|name| name.contains(".lora_")), "{:?}", state.keys());
-    assert_eq!(state.len(), 3 * 12, "moments and a copy of each: {:?}", state.keys());
+    assert!(
+        state.keys().all(|name| name.contains(".lora_")),
+        "{:?}",
+        state.keys()
+    );
+    assert_eq!(
+        state.len(),
+        3 * 12,
+        "moments and a copy of each: {:?}",
+        state.keys()
+    );
 
-    let (from, to) = (bench.path("whole/checkpoint-3"), bench.path("resumed/checkpoint-3"));
+    let (from, to) = (
+        bench.path("whole/checkpoint-3"),
+        bench.path("resumed/checkpoint-3"),
+    );
     std::fs::create_dir_all(&to).unwrap();
     for entry in std::fs::read_dir(&from).unwrap() {
         let entry = entry.unwrap();
@@ -102,7 +117,10 @@ fn an_adapter_resumes_exactly_and_as_the_same_one_alone() {
             "an adapter (r 8, lora_alpha 8) on c_attn, c_proj",
         ),
     ] {
-        let run = run("resumed", &format!("{other} --lora_dropout 0.1 --resume_from_checkpoint"));
+        let run = run(
+            "resumed",
+            &format!("{other} --lora_dropout 0.1 --resume_from_checkpoint"),
+        );
         assert_eq!(run.code, Some(2), "{}", run.stderr);
         if !other.is_empty() {
             let both = format!(
@@ -128,12 +146,22 @@ fn an_adapter_resumes_exactly_and_as_the_same_one_alone() {
 fn an_adapter_is_used_and_merged() {
     let bench = Bench::new();
     saved_model(&bench, "float32");
-    let run = bench.run(&train("out", 8, &format!("{LORA} --save_strategy no --do_train --do_eval")));
+    let run = bench.run(&train(
+        "out",
+        8,
+        &format!("{LORA} --save_strategy no --do_train --do_eval"),
+    ));
     run.succeeded();
-    assert!(run.stdout.contains("saved the adapter in out"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("saved the adapter in out"),
+        "{}",
+        run.stdout
+    );
     let why = "vLLM does not load it: it adds none to models of gpt2";
     assert!(run.stdout.contains(why), "{}", run.stdout);
-    let own = bench.json("out/all_results.json")["eval_loss"].as_f64().unwrap();
+    let own = bench.json("out/all_results.json")["eval_loss"]
+        .as_f64()
+        .unwrap();
     let config = bench.json("out/adapter_config.json");
     for (key, value) in [
         ("base_model_name_or_path", "start".into()),
@@ -146,7 +174,10 @@ fn an_adapter_is_used_and_merged() {
         assert_eq!(config[key], Value::clone(&value), "{key}");
     }
     let base = loss(&bench, "--model_name_or_path start");
-    assert!((base - own).abs() > 1e-3, "it learned nothing: {base}, {own}");
+    assert!(
+        (base - own).abs() > 1e-3,
+        "it learned nothing: {base}, {own}"
+    );
     // By its own name, and beside its model.
     for line in [
         "--model_name_or_path out",
@@ -158,8 +189,16 @@ fn an_adapter_is_used_and_merged() {
 
     let run = bench.run("merge --adapter_name_or_path out --output_dir merged");
     run.succeeded();
-    assert!(run.stdout.contains("merged: 6 of 28 tensors changed"), "{}", run.stdout);
-    assert!(run.stdout.contains("checked: logits of a sample"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("merged: 6 of 28 tensors changed"),
+        "{}",
+        run.stdout
+    );
+    assert!(
+        run.stdout.contains("checked: logits of a sample"),
+        "{}",
+        run.stdout
+    );
     let merged = loss(&bench, "--model_name_or_path merged");
     assert!((merged - own).abs() < 1e-5, "{merged}, {own}");
     let generated = |model: &str| {
@@ -171,9 +210,15 @@ fn an_adapter_is_used_and_merged() {
     };
     assert_eq!(generated("out"), generated("merged"));
 
-    let line = train("further", 8, "--adapter_name_or_path out --save_strategy no --do_train --do_eval");
+    let line = train(
+        "further",
+        8,
+        "--adapter_name_or_path out --save_strategy no --do_train --do_eval",
+    );
     bench.run(&line).succeeded();
-    let further = bench.json("further/all_results.json")["eval_loss"].as_f64().unwrap();
+    let further = bench.json("further/all_results.json")["eval_loss"]
+        .as_f64()
+        .unwrap();
     assert!(further < own, "{further}, {own}");
     assert_eq!(bench.json("further/adapter_config.json"), config);
 }
@@ -194,13 +239,25 @@ fn a_classifiers_adapter_has_its_head() {
          --output_dir out"
     ));
     run.succeeded();
-    let note = "bert.pooler.dense starts at random, and so it is trained whole and saved with the adapter";
+    let note =
+        "bert.pooler.dense starts at random, and so it is trained whole and saved with the adapter";
     assert!(run.stderr.contains(note), "{}", run.stderr);
     let saved = tensors(&bench, "out/adapter_model.safetensors");
-    for name in ["bert.pooler.dense.weight", "classifier.weight", "classifier.bias"] {
-        assert!(saved.contains_key(&format!("base_model.model.{name}")), "{:?}", saved.keys());
+    for name in [
+        "bert.pooler.dense.weight",
+        "classifier.weight",
+        "classifier.bias",
+    ] {
+        assert!(
+            saved.contains_key(&format!("base_model.model.{name}")),
+            "{:?}",
+            saved.keys()
+        );
     }
-    assert_eq!(bench.json("out/adapter_config.json")["task_type"], "SEQ_CLS");
+    assert_eq!(
+        bench.json("out/adapter_config.json")["task_type"],
+        "SEQ_CLS"
+    );
     let results = bench.json("out/all_results.json");
     let evaluate = |model: &str| -> Value {
         let run = bench.run(&format!(
@@ -209,7 +266,9 @@ fn a_classifiers_adapter_has_its_head() {
         run.succeeded();
         serde_json::from_str(&run.stdout).unwrap()
     };
-    bench.run("merge --model_name_or_path out --output_dir merged").succeeded();
+    bench
+        .run("merge --model_name_or_path out --output_dir merged")
+        .succeeded();
     for model in ["out", "merged"] {
         let found = evaluate(model);
         let [loss, own] = [&found, &results].map(|it| it["eval_loss"].as_f64().unwrap());
@@ -226,9 +285,17 @@ fn mistakes_in_adapters_are_named() {
     for (flags, parts) in [
         (
             "--use_peft --lora_target_modules q_proj",
-            &["target_modules means no layer of the model; these end in wte, c_attn, c_proj, c_fc, lm_head"][..],
+            &[
+                "target_modules means no layer of the model; these end in wte, c_attn, c_proj, c_fc, lm_head",
+            ][..],
         ),
-        ("--lora_r 8", &["--lora_r is of an adapter, and none is trained", "add --use_peft"]),
+        (
+            "--lora_r 8",
+            &[
+                "--lora_r is of an adapter, and none is trained",
+                "add --use_peft",
+            ],
+        ),
         (
             "--use_peft --freeze wte",
             &["of which an adapter trains none"],
@@ -250,13 +317,18 @@ fn mistakes_in_adapters_are_named() {
             &["--adapter_name_or_path: start holds no adapter_config.json"],
         ),
     ] {
-        let run = bench.run(&train("out", 8, &format!("{flags} --save_strategy no --overwrite_output_dir")));
+        let run = bench.run(&train(
+            "out",
+            8,
+            &format!("{flags} --save_strategy no --overwrite_output_dir"),
+        ));
         assert_ne!(run.code, Some(0), "{flags}");
         for part in parts {
             assert!(run.stderr.contains(part), "{flags}: {}", run.stderr);
         }
     }
-    let still = train("out", 8, "--use_peft --save_strategy no").replace(OPTIMIZER, "--learning_rate 0");
+    let still =
+        train("out", 8, "--use_peft --save_strategy no").replace(OPTIMIZER, "--learning_rate 0");
     let run = bench.run(&still);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     let unchanged = "after 6 steps the adapter is what it was when they began";
@@ -293,12 +365,18 @@ fn a_step_has_nothing_of_the_model_but_its_weights() {
         assert_eq!((own.len(), base.len()), (2 * 4 * 2, 28), "{mesh:?}");
         for parameter in &base {
             let name = parameter.name.as_str();
-            assert!(read.contains(name) && !assigned.contains(name), "{mesh:?}: {name}");
+            assert!(
+                read.contains(name) && !assigned.contains(name),
+                "{mesh:?}: {name}"
+            );
             let mut others = read.iter().filter(|other| other.ends_with(name));
             assert!(others.all(|other| *other == name), "{mesh:?}: {read:?}");
             let inputs = all.iter().flat_map(|graph| &graph.inputs);
             let mut inputs = inputs.filter(|input| input.name == name);
-            assert!(inputs.all(|input| input.shape.dtype == DType::BF16), "{name}");
+            assert!(
+                inputs.all(|input| input.shape.dtype == DType::BF16),
+                "{name}"
+            );
         }
         for parameter in &own {
             for kept in ["exp_avg", "exp_avg_sq", MASTER_WEIGHT, "accumulated"] {

@@ -45,7 +45,12 @@ impl Axis {
             | Axis::Mlp
             | Axis::GateUp
             | Axis::Vocab => true,
-            Axis::Embed | Axis::Head | Axis::Positions | Axis::Segments | Axis::Labels | Axis::Rank => false,
+            Axis::Embed
+            | Axis::Head
+            | Axis::Positions
+            | Axis::Segments
+            | Axis::Labels
+            | Axis::Rank => false,
         }
     }
 

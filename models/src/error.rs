@@ -76,7 +76,9 @@ pub enum Error {
     )]
     TiedToSave { module: String, other: String },
     /// A token to train that there is not.
-    #[error("trainable_token_indices: the model has no token {token}; its vocabulary is {vocabulary}")]
+    #[error(
+        "trainable_token_indices: the model has no token {token}; its vocabulary is {vocabulary}"
+    )]
     NoToken { token: usize, vocabulary: usize },
     /// DoRA of a table of tokens.
     #[error("use_dora: magnitudes of the embeddings `{module}` are not implemented")]

@@ -278,7 +278,9 @@ impl Weights<'_> {
         let norms = base.row_norms(&base.matrix.add(&delta)?)?.stop_gradient()?;
         let factor = magnitude.div(&norms)?; // [out]
         let own = base.product(&dropped)?;
-        let grown = added.add(&own)?.mul(&factor.broadcast_in(own.dims(), &[1])?)?;
+        let grown = added
+            .add(&own)?
+            .mul(&factor.broadcast_in(own.dims(), &[1])?)?;
         Ok(Some(grown.sub(&own)?))
     }
 }

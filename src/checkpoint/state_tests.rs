@@ -391,7 +391,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
     let config = Map::new();
     let weights = [tensor("a", 0)];
     let model = Pretrained {
-            form: hf::Form::Model,
+        form: hf::Form::Model,
         config: &config,
         weights: &weights,
         files: &[],

@@ -1,8 +1,9 @@
 //! `xtrain merge`: an adapter becomes part of its model.
 
 use super::{Error, Outcome};
-use crate::config::MergePlan;
-use crate::engine::{Merged, merge};
+use xtrain_config::MergePlan;
+use xtrain_engine::{Merged, merge};
+use xtrain_report::outln;
 
 pub fn run(plan: MergePlan) -> Result<Outcome, Error> {
     let Merged {

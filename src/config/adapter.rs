@@ -2,10 +2,10 @@
 
 use super::error::UsageError;
 use super::flags::Flags;
-use crate::checkpoint::hf::{self, ADAPTER_CONFIG_FILE, CONFIG_FILE};
-use crate::checkpoint::Weights;
-use crate::hub;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::Weights;
+use xtrain_checkpoint::hf::{self, ADAPTER_CONFIG_FILE, CONFIG_FILE};
+use xtrain_hub as hub;
 use xtrain_models::{AdapterBias, Config, LoraConfig, Modules};
 
 /// Whether a directory has an adapter.
@@ -131,7 +131,9 @@ pub fn asked(flags: &Flags) -> Option<Result<LoraConfig, String>> {
         }));
     }
     let config = new(flags)?;
-    let checked = config.check("--use_peft").map_err(|error| error.to_string());
+    let checked = config
+        .check("--use_peft")
+        .map_err(|error| error.to_string());
     Some(checked.map(|()| config))
 }
 
@@ -153,9 +155,16 @@ pub fn take_labels(config: &mut Config, adapter: &Path) {
         return;
     };
     let is_head = |name: &str| {
-        ["score.weight", "classifier.weight", "classifier.out_proj.weight"]
-            .iter()
-            .any(|end| name.strip_suffix(end).is_some_and(|above| above.ends_with('.')))
+        [
+            "score.weight",
+            "classifier.weight",
+            "classifier.out_proj.weight",
+        ]
+        .iter()
+        .any(|end| {
+            name.strip_suffix(end)
+                .is_some_and(|above| above.ends_with('.'))
+        })
     };
     let values = hf::read_object(&adapter.join(ADAPTER_CONFIG_FILE)).unwrap_or_default();
     match values.get("task_type").and_then(serde_json::Value::as_str) {
@@ -164,8 +173,12 @@ pub fn take_labels(config: &mut Config, adapter: &Path) {
         _ => return,
     }
     let heads = weights.iter().filter(|view| is_head(view.name));
-    let labels = heads.filter_map(|view| view.shape.dims.first().copied()).next();
-    let known = config.get("id2label").and_then(serde_json::Value::as_object);
+    let labels = heads
+        .filter_map(|view| view.shape.dims.first().copied())
+        .next();
+    let known = config
+        .get("id2label")
+        .and_then(serde_json::Value::as_object);
     if let Some(labels) = labels.filter(|labels| known.map(|map| map.len()) != Some(*labels)) {
         let name = |id: usize| format!("LABEL_{id}");
         let by_id = (0..labels).map(|id| (id.to_string(), name(id).into()));

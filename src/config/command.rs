@@ -455,8 +455,8 @@ impl CommandName {
     pub fn task(self) -> Option<TaskName> {
         match self {
             Train(task) | Eval(task) | Predict(task) | Compile(task) | Fit(task) => Some(task),
-            Generate | Merge | Launch | Bench | Scaling | Sweep | Doctor | Top | Report | Quickstart
-            | Cache(_) => None,
+            Generate | Merge | Launch | Bench | Scaling | Sweep | Doctor | Top | Report
+            | Quickstart | Cache(_) => None,
         }
     }
 

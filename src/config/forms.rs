@@ -326,7 +326,12 @@ fn buckets(text: &str) -> Result<Vec<usize>, Wrong> {
 fn layer_numbers(text: &str) -> Result<Vec<usize>, Wrong> {
     let number = |part: &str| {
         let number = part.trim_matches(['[', ']', ' ']).parse();
-        number.map_err(|_| wrong(format!("`{part}` is not a whole number"), "write it as 0,1,2"))
+        number.map_err(|_| {
+            wrong(
+                format!("`{part}` is not a whole number"),
+                "write it as 0,1,2",
+            )
+        })
     };
     parts(text).map(number).collect()
 }
@@ -341,11 +346,16 @@ fn numbers_by_name(text: &str) -> Result<Vec<(String, f64)>, Wrong> {
         let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)
             .map_err(|error| wrong(format!("not a JSON object: {error}"), FIX))?;
         let pairs = object.iter();
-        return pairs.map(|(name, value)| number(name, value.as_f64())).collect();
+        return pairs
+            .map(|(name, value)| number(name, value.as_f64()))
+            .collect();
     }
     let pair = |part: &str| match part.rsplit_once('=') {
         Some((name, value)) => number(name.trim(), value.trim().parse().ok()),
-        None => Err(wrong(format!("`{part}` is not of the form name=number"), FIX)),
+        None => Err(wrong(
+            format!("`{part}` is not of the form name=number"),
+            FIX,
+        )),
     };
     parts(text).map(pair).collect()
 }

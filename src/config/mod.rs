@@ -64,9 +64,9 @@ pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{
     BenchPlan, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan, FitPlan,
-    GeneratePlan, GenerationFlags, MergePlan, MeshComparison, ModelSource, PredictPlan, PromptSource,
-    PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun, TaskPlan,
-    TokenizerSource, TrackerPlan, TrainSettings,
+    GeneratePlan, GenerationFlags, MergePlan, MeshComparison, ModelSource, PredictPlan,
+    PromptSource, PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun,
+    TaskPlan, TokenizerSource, TrackerPlan, TrainSettings,
 };
 pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;

@@ -1,10 +1,10 @@
 //! What is checked and said of an adapter at the end of its training.
 
 use super::error::{Error, failed};
-use crate::checkpoint::hash;
-use crate::trainer::parameters;
-use crate::trainer::session::Session;
+use xtrain_checkpoint::hash;
 use xtrain_models::{Adapter, AdapterBias, Model, ParameterSet};
+use xtrain_trainer::parameters;
+use xtrain_trainer::session::Session;
 
 /// The families to whose models vLLM adds adapters (vLLM 0.11, its list of supported models).
 const SERVED: [&str; 10] = [

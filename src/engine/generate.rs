@@ -199,7 +199,8 @@ impl Generator {
     pub fn open(plan: &GeneratePlan) -> Result<Generator, Error> {
         let tokenizer =
             Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-        let loaded = ModelConfig::read(&plan.model, None)?.build(HeadKind::CausalLm, Head::Saved)?;
+        let loaded =
+            ModelConfig::read(&plan.model, None)?.build(HeadKind::CausalLm, Head::Saved)?;
         tokenizer
             .check_vocab(loaded.model.vocab_size())
             .map_err(failed("matching tokenizer and model"))?;

@@ -4,14 +4,6 @@
 use super::error::{Error, failed};
 use super::execution::Execution;
 use super::model::{LoadedModel, ModelConfig, origin};
-use crate::checkpoint::hf::{self, CONFIG_FILE, Form};
-use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE, convert_floats};
-use crate::checkpoint::{Fetch, TensorRef, Weights, atomic, files, write_safetensors};
-use crate::config::{MergePlan, ModelSource};
-use crate::data::tokenizer::TOKENIZER_FILES;
-use crate::report::progress::say;
-use crate::trainer::parameters::Head;
-use crate::trainer::sample_logits;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
@@ -19,10 +11,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::hf::{self, CONFIG_FILE, Form};
+use xtrain_checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE, convert_floats};
+use xtrain_checkpoint::{Fetch, TensorRef, Weights, atomic, files, write_safetensors};
+use xtrain_config::{MergePlan, ModelSource};
+use xtrain_data::tokenizer::TOKENIZER_FILES;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{
     Adapter, Config, HeadKind, Init, LoraLayer, Model, ParameterSet, StoredName, stored_name,
 };
+use xtrain_report::progress::say;
+use xtrain_trainer::parameters::Head;
+use xtrain_trainer::sample_logits;
 
 /// What a merge did.
 pub struct Merged {
@@ -91,12 +91,17 @@ pub fn merge(plan: &MergePlan) -> Result<Merged, Error> {
         );
     }
     copy_others(&plan.output_dir, directory, adapter_dir, &config, &loaded)?;
-    check(plan, loaded, head, Merged {
-        changed,
-        tensors,
-        difference: None,
-        effect: None,
-    })
+    check(
+        plan,
+        loaded,
+        head,
+        Merged {
+            changed,
+            tensors,
+            difference: None,
+            effect: None,
+        },
+    )
 }
 
 /// Reads a tensor of the merged model.
@@ -193,7 +198,10 @@ impl<'m> Merger<'m> {
                 .map(|name| TensorRef::fetched(name.as_str(), self.shape(name, &added), self))
                 .collect();
             count += tensors.len();
-            bytes += tensors.iter().map(|tensor| tensor.shape.bytes()).sum::<usize>();
+            bytes += tensors
+                .iter()
+                .map(|tensor| tensor.shape.bytes())
+                .sum::<usize>();
             map.extend(names.iter().map(|name| (name.clone(), json!(file))));
             let target = output.join(&file);
             atomic::write_file(&target, |out| write_safetensors(out, &tensors))
@@ -254,16 +262,28 @@ impl<'m> Merger<'m> {
         let is_whole = self.own.get(&saved).is_some();
         let source = copied.as_deref().unwrap_or(name);
         let values = if is_whole {
-            self.own.read_f32(&saved).map_err(|error| problem(&error))?.1
+            self.own
+                .read_f32(&saved)
+                .map_err(|error| problem(&error))?
+                .1
         } else {
             let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
             if !self.adapter.tokens(module).is_empty() && copied.is_none() {
                 return self.with_tokens(name, &shape, module);
             }
             let Some(layer) = self.adapter.layer(module) else {
-                return Ok(self.base.get(source).ok_or("it is not there")?.bytes.to_vec());
+                return Ok(self
+                    .base
+                    .get(source)
+                    .ok_or("it is not there")?
+                    .bytes
+                    .to_vec());
             };
-            let values = self.base.read_f32(source).map_err(|error| problem(&error))?.1;
+            let values = self
+                .base
+                .read_f32(source)
+                .map_err(|error| problem(&error))?
+                .1;
             if parameter.ends_with(".weight") {
                 self.with_product(values, &shape, module, layer)?
             } else {
@@ -271,8 +291,8 @@ impl<'m> Merger<'m> {
             }
         };
         let bytes = bytemuck::cast_slice(&values[..]);
-        let converted = convert_floats(bytes, DType::F32, shape.dtype)
-            .ok_or("its type is none of floats")?;
+        let converted =
+            convert_floats(bytes, DType::F32, shape.dtype).ok_or("its type is none of floats")?;
         let before = self.base.get(source).map(|view| view.bytes);
         if before != Some(&converted[..]) || copied.is_some() {
             self.changed.borrow_mut().push(name.to_string());
@@ -288,7 +308,12 @@ impl<'m> Merger<'m> {
         let converted = converted.ok_or("its type is none of floats")?;
         let mut bytes = view.bytes.to_vec();
         let width = shape.dims[1] * shape.dtype.size();
-        for (token, row) in self.adapter.tokens(module).iter().zip(converted.chunks(width)) {
+        for (token, row) in self
+            .adapter
+            .tokens(module)
+            .iter()
+            .zip(converted.chunks(width))
+        {
             bytes[token * width..(token + 1) * width].copy_from_slice(row);
         }
         self.changed.borrow_mut().push(name.to_string());
@@ -297,7 +322,10 @@ impl<'m> Merger<'m> {
 
     fn read(&self, module: &str, part: &str) -> Result<Vec<f32>, String> {
         let name = self.adapter.saved_name(&format!("{module}.{part}"));
-        let read = self.own.read_f32(&name).map_err(|error| error.to_string())?;
+        let read = self
+            .own
+            .read_f32(&name)
+            .map_err(|error| error.to_string())?;
         Ok(read.1)
     }
 
@@ -326,9 +354,8 @@ impl<'m> Merger<'m> {
             } else {
                 (row, column)
             };
-            let products = (0..rank).map(|k| {
-                f64::from(b[output * rank + k]) * f64::from(a[k * inputs + input])
-            });
+            let products = (0..rank)
+                .map(|k| f64::from(b[output * rank + k]) * f64::from(a[k * inputs + input]));
             layer.scale * products.sum::<f64>()
         };
         let width = shape.dims[1];

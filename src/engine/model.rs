@@ -234,7 +234,8 @@ impl LoadedModel {
         let weights = Weights::open_adapter(dir).map_err(failed("opening the adapter"))?;
         let model = adapt(self.model, config).map_err(not_this_model(dir))?;
         parameters::check_adapter(&*model, &weights).map_err(|error| {
-            failed("opening the adapter")(error).with_hint("it is an adapter of another model, or of another task")
+            failed("opening the adapter")(error)
+                .with_hint("it is an adapter of another model, or of another task")
         })?;
         let lacks = |name: &&String| {
             let parameters = model.parameters();
@@ -281,7 +282,11 @@ impl LoadedModel {
             ));
         }
         let model = adapt(self.model, config).map_err(|error| no_adapter(&error))?;
-        for name in model.adapter().iter().flat_map(|adapter| adapter.unmatched()) {
+        for name in model
+            .adapter()
+            .iter()
+            .flat_map(|adapter| adapter.unmatched())
+        {
             say(&format!(
                 "note: --lora_target_modules {name}: no linear layer of the model has such a name"
             ));

@@ -123,8 +123,10 @@ pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
         }
         ModelSource::Scratch { .. } => Vec::new(),
     };
-    let is_source =
-        |path: &Path| path.canonicalize().is_ok_and(|path| sources.contains(&path));
+    let is_source = |path: &Path| {
+        path.canonicalize()
+            .is_ok_and(|path| sources.contains(&path))
+    };
     let found = checkpoints_in(&plan.train.output_dir)?;
     Ok(found.filter(|path| !is_source(path)).collect())
 }
@@ -178,7 +180,9 @@ fn requested_checkpoint(settings: &TrainSettings) -> Result<Option<PathBuf>, Err
 /// saves it.
 fn without_training_state(output_dir: &Path) -> Option<PathBuf> {
     newest_checkpoint(output_dir, |path| {
-        let is_saved = [CONFIG_FILE, ADAPTER_CONFIG_FILE].iter().any(|name| path.join(name).is_file());
+        let is_saved = [CONFIG_FILE, ADAPTER_CONFIG_FILE]
+            .iter()
+            .any(|name| path.join(name).is_file());
         is_saved && !path.join(TRAINING_STATE_FILE).exists()
     })
 }

@@ -13,11 +13,7 @@ const TOKENS: usize = 32;
 ///
 /// # Errors
 /// If the graph cannot be recorded, compiled or run.
-pub fn sample_logits(
-    session: &mut Session,
-    model: &dyn Model,
-    is_off: bool,
-) -> Result<Vec<f32>> {
+pub fn sample_logits(session: &mut Session, model: &dyn Model, is_off: bool) -> Result<Vec<f32>> {
     let tokens = TOKENS.min(model.max_positions());
     let id = |place: usize| ((1 + place * 7919) % model.vocab_size()) as i32;
     let ids: Vec<i32> = (0..tokens).map(id).collect();

@@ -217,7 +217,11 @@ impl LoraConfig {
             let reason = format!(
                 "at most {MOST_TOKENS} tokens are trained by themselves; modules_to_save trains the whole table"
             );
-            return wrong("trainable_token_indices", self.tokens.len().to_string(), &reason);
+            return wrong(
+                "trainable_token_indices",
+                self.tokens.len().to_string(),
+                &reason,
+            );
         }
         if self.dora && self.lora_bias {
             let reason = "PEFT has no bias of B with DoRA";
@@ -371,7 +375,12 @@ impl File<'_> {
         Error::Unsupported {
             source_name: self.source.to_string(),
             key: key.to_string(),
-            found: self.values.get(key).cloned().unwrap_or_default().to_string(),
+            found: self
+                .values
+                .get(key)
+                .cloned()
+                .unwrap_or_default()
+                .to_string(),
             reason: reason.to_string(),
         }
     }
@@ -424,10 +433,15 @@ impl File<'_> {
     fn texts(&self, key: &str) -> Result<Vec<String>> {
         let texts = |value: &Value| match value {
             Value::String(text) => Some(vec![text.clone()]),
-            Value::Array(list) => list.iter().map(|text| Some(text.as_str()?.into())).collect(),
+            Value::Array(list) => list
+                .iter()
+                .map(|text| Some(text.as_str()?.into()))
+                .collect(),
             _ => None,
         };
-        Ok(self.typed(key, "a list of strings", texts)?.unwrap_or_default())
+        Ok(self
+            .typed(key, "a list of strings", texts)?
+            .unwrap_or_default())
     }
 
     /// A list of whole numbers, or one of them by itself.
@@ -476,7 +490,11 @@ impl File<'_> {
         AdapterBias::named(&text).ok_or_else(unknown)
     }
 
-    fn pattern<T>(&self, key: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Vec<(String, T)>> {
+    fn pattern<T>(
+        &self,
+        key: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<(String, T)>> {
         let pairs = |value: &Value| {
             let pairs = value.as_object()?.iter();
             pairs

@@ -102,7 +102,10 @@ impl Adapter {
                 module: table.name.clone(),
             });
         }
-        if let Some(linear) = found.iter().find(|linear| config.lora_bias && !linear.has_bias) {
+        if let Some(linear) = found
+            .iter()
+            .find(|linear| config.lora_bias && !linear.has_bias)
+        {
             return Err(Error::NoBias {
                 module: linear.name.clone(),
             });
@@ -149,7 +152,9 @@ impl Adapter {
 
     /// Every adapted layer by its module's name.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = (&str, &LoraLayer)> {
-        self.layers.iter().map(|(name, layer)| (name.as_str(), layer))
+        self.layers
+            .iter()
+            .map(|(name, layer)| (name.as_str(), layer))
     }
 
     /// Modules that are trained whole.
@@ -189,15 +194,23 @@ impl Adapter {
     /// Notes of a parameter of the model with it which set it belongs to and whether it is trained.
     pub(crate) fn mark(&self, parameter: &mut ParameterSpec) {
         let is_own = |name: &str| {
-            [A, B, B_BIAS, EMBEDDING_A, EMBEDDING_B, MAGNITUDE].iter().any(|part| {
-                let module = name.strip_suffix(part).and_then(|above| above.strip_suffix('.'));
-                module.is_some_and(|module| self.layers.contains_key(module))
-            }) || name
-                .strip_suffix(TOKENS)
-                .and_then(|above| above.strip_suffix('.'))
-                .is_some_and(|table| !self.tokens(table).is_empty())
+            [A, B, B_BIAS, EMBEDDING_A, EMBEDDING_B, MAGNITUDE]
+                .iter()
+                .any(|part| {
+                    let module = name
+                        .strip_suffix(part)
+                        .and_then(|above| above.strip_suffix('.'));
+                    module.is_some_and(|module| self.layers.contains_key(module))
+                })
+                || name
+                    .strip_suffix(TOKENS)
+                    .and_then(|above| above.strip_suffix('.'))
+                    .is_some_and(|table| !self.tokens(table).is_empty())
         };
-        let is_saved = |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| self.saves(module));
+        let is_saved = |name: &str| {
+            name.rsplit_once('.')
+                .is_some_and(|(module, _)| self.saves(module))
+        };
         let name = parameter.name.as_str();
         parameter.trained = is_own(name) || is_saved(name) || self.is_trained_bias(name);
         if parameter.trained {
@@ -306,10 +319,16 @@ fn token_table(config: &LoraConfig, declaration: &Declaration) -> Result<Option<
 /// A matrix that is tied to another module's is saved by itself only where the other module has one of its
 /// own: PEFT trains a copy, and the other module keeps the original.
 fn check_tied(saved: &BTreeSet<String>, parameters: &[ParameterSpec]) -> Result<()> {
-    let module = |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_string();
+    let module = |name: &str| {
+        name.rsplit_once('.')
+            .map_or(name, |(module, _)| module)
+            .to_string()
+    };
     let is_in = |name: &str| {
         let module = module(name);
-        saved.iter().any(|above| module == *above || module.starts_with(&format!("{above}.")))
+        saved
+            .iter()
+            .any(|above| module == *above || module.starts_with(&format!("{above}.")))
     };
     for parameter in parameters {
         let mut others = parameter.aliases.iter();
@@ -349,9 +368,16 @@ fn target_names(found: &[&AdaptableModule], linears: &[AdaptableModule]) -> Vec<
     let is_found = |linear: &AdaptableModule| found.iter().any(|target| target.name == linear.name);
     let name = |target: &&AdaptableModule| {
         let last = last_part(&target.name);
-        let mut alike = linears.iter().filter(|linear| last_part(&linear.name) == last);
+        let mut alike = linears
+            .iter()
+            .filter(|linear| last_part(&linear.name) == last);
         let is_enough = alike.all(is_found);
-        if is_enough { last } else { target.name.as_str() }.to_string()
+        if is_enough {
+            last
+        } else {
+            target.name.as_str()
+        }
+        .to_string()
     };
     let names: BTreeSet<String> = found.iter().map(name).collect();
     names.into_iter().collect()

@@ -78,7 +78,8 @@ impl LoraConfig {
 
     /// The module to save that a module is, or is in: PEFT saves those whose names end so.
     pub fn saved_above<'m>(&self, module: &'m str) -> Option<&'m str> {
-        with_above(module).find(|above| self.saved.iter().any(|name| above.ends_with(name.as_str())))
+        with_above(module)
+            .find(|above| self.saved.iter().any(|name| above.ends_with(name.as_str())))
     }
 
     /// Of a model's layers those that are adapted.
@@ -155,8 +156,14 @@ impl LoraConfig {
     /// Rank and scale of a module's product.
     pub(super) fn rank_and_scale(&self, module: &str) -> (usize, f64) {
         let matches = |pattern: &str| whole(&format!(r"(?:.*\.)?(?:{pattern})")).is_match(module);
-        let rank = self.rank_pattern.iter().find(|(pattern, _)| matches(pattern));
-        let alpha = self.alpha_pattern.iter().find(|(pattern, _)| matches(pattern));
+        let rank = self
+            .rank_pattern
+            .iter()
+            .find(|(pattern, _)| matches(pattern));
+        let alpha = self
+            .alpha_pattern
+            .iter()
+            .find(|(pattern, _)| matches(pattern));
         let rank = rank.map_or(self.rank, |(_, rank)| *rank);
         let alpha = alpha.map_or(self.alpha, |(_, alpha)| *alpha);
         let divisor = if self.rank_stabilized {

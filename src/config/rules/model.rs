@@ -180,7 +180,9 @@ pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
     };
     if flags.adapter_name_or_path.is_given() {
         return refuse(
-            format!("--{name} is of a new adapter, and --adapter_name_or_path names one that says so itself"),
+            format!(
+                "--{name} is of a new adapter, and --adapter_name_or_path names one that says so itself"
+            ),
             format!("leave --{name} out"),
         );
     }
@@ -194,7 +196,10 @@ pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
 /// A merged model gets a directory of its own.
 pub fn merge_writes_a_directory(flags: &Flags) -> Verdict {
     let Some(output) = flags.output_dir.as_deref() else {
-        return refuse("--output_dir is missing", "add --output_dir DIR for the merged model");
+        return refuse(
+            "--output_dir is missing",
+            "add --output_dir DIR for the merged model",
+        );
     };
     let real = |path: Option<&Path>| path?.canonicalize().ok();
     let own = real(Some(output));
@@ -217,7 +222,10 @@ pub fn merge_writes_a_directory(flags: &Flags) -> Verdict {
 pub fn adapter_leaves_its_model(flags: &Flags) -> Verdict {
     let real = |path: &Option<PathBuf>| path.as_deref()?.canonicalize().ok();
     let model = real(&flags.model_name_or_path);
-    let output = flags.output_dir.as_deref().and_then(|path| path.canonicalize().ok());
+    let output = flags
+        .output_dir
+        .as_deref()
+        .and_then(|path| path.canonicalize().ok());
     let is_adapter = *flags.use_peft || flags.adapter_name_or_path.is_given();
     refuse_if(
         is_adapter && model.is_some() && model == output,

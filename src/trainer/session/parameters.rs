@@ -299,7 +299,10 @@ pub fn load_with_head(
                 let (dims, values) = weights.read_f32(&fit.stored[&matrix_beside(parameter)])?;
                 Some(norms(&values, &dims, *inputs))
             }
-            Init::RowsOf { parameter: of, rows } => {
+            Init::RowsOf {
+                parameter: of,
+                rows,
+            } => {
                 let (dims, values) = weights.read_f32(&fit.stored[of])?;
                 Some(chosen_rows(&values, dims[1], rows))
             }
