@@ -30,6 +30,7 @@ pub mod profile;
 pub mod push;
 pub mod resume;
 mod run;
+mod saved;
 pub mod target;
 pub mod task;
 mod trackers;
