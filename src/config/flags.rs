@@ -360,8 +360,8 @@ Batches {
 Adapters {
     /// Train an adapter of the model, LoRA in PEFT's format, and leave its own weights as they are
     use_peft: bool = "false", TRAIN | BENCH, shapes graphs;
-    /// An adapter of the model, as PEFT and xtrain save it: a directory, or its name on the Hub. Training goes
-    /// on from it
+    /// An adapter of the model, as PEFT and xtrain save it: a directory, or its name on the Hub; training
+    /// continues from it
     adapter_name_or_path: Option<ModelPath>, READING | GENERATE | MERGE | BENCH;
     /// Rank: the rows of A and columns of B
     lora_r: Count<1> = "16", TRAIN | BENCH, shapes graphs;

@@ -254,7 +254,7 @@ impl<'m> Merger<'m> {
             (_, Some(_)) => name.to_string(),
             (StoredName::Parameter(parameter), None) => parameter,
             (StoredName::NotNeeded | StoredName::OtherHead | StoredName::Unknown, None) => {
-                let view = self.base.get(name).ok_or("it is not there")?;
+                let view = self.base.get(name).ok_or("the model lacks it")?;
                 return Ok(view.bytes.to_vec());
             }
         };
@@ -275,7 +275,7 @@ impl<'m> Merger<'m> {
                 return Ok(self
                     .base
                     .get(source)
-                    .ok_or("it is not there")?
+                    .ok_or("the model lacks it")?
                     .bytes
                     .to_vec());
             };
@@ -303,7 +303,7 @@ impl<'m> Merger<'m> {
     /// A table of tokens with the rows of those that were trained by themselves.
     fn with_tokens(&self, name: &str, shape: &Shape, module: &str) -> Result<Vec<u8>, String> {
         let own = self.read(module, "token_adapter.trainable_tokens_delta")?;
-        let view = self.base.get(name).ok_or("it is not there")?;
+        let view = self.base.get(name).ok_or("the model lacks it")?;
         let converted = convert_floats(bytemuck::cast_slice(&own), DType::F32, shape.dtype);
         let converted = converted.ok_or("its type is none of floats")?;
         let mut bytes = view.bytes.to_vec();

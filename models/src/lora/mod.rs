@@ -37,7 +37,7 @@ pub struct LoraLayer {
     pub is_embedding: bool,
 }
 
-/// What a model's configuration came to for it: which layers are adapted, and what else is trained.
+/// What a configuration means for a model: which layers are adapted, and what else is trained.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     config: LoraConfig,
@@ -70,7 +70,7 @@ pub(crate) const TOKENS: &str = "token_adapter.trainable_tokens_delta";
 const SAVED_PREFIX: &str = "base_model.model.";
 
 impl Adapter {
-    /// What a configuration comes to for a model.
+    /// What a configuration means for a model.
     ///
     /// # Errors
     /// If it means no layer of it, or a module to save is none of it.

@@ -87,7 +87,7 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     let Some(directory) = &*flags.model_name_or_path else {
         return Ok(());
     };
-    // One that does not say of which model has been told so.
+    // That an adapter does not say of which model it is, has been reported.
     if from_hub::is_name(directory) || adapter::is_in(directory) {
         return Ok(());
     }
