@@ -61,6 +61,28 @@ pub enum Error {
     /// The choice of what is trained was made before.
     #[error("what is trained of a model is chosen once, before anything reads its parameters")]
     FrozenTwice,
+    /// An adapter that is added to nothing.
+    #[error("target_modules means no layer of the model; these end in {}", known.join(", "))]
+    NothingToAdapt { known: Vec<String> },
+    /// A module to save that there is not.
+    #[error("modules_to_save: the model has no module `{name}`; its modules end in {}", known.join(", "))]
+    NoModule { name: String, known: Vec<String> },
+    /// A bias of B where the layer has none, in which it could be merged.
+    #[error("lora_bias: `{module}` has no bias, so that PEFT adds none to B either")]
+    NoBias { module: String },
+    /// A module to save whose weights are another one's.
+    #[error(
+        "modules_to_save: `{module}` is tied to `{other}`, which would keep the matrix as it was: that is not implemented; name {other} as well, or alone"
+    )]
+    TiedToSave { module: String, other: String },
+    /// A token to train that there is not.
+    #[error(
+        "trainable_token_indices: the model has no token {token}; its vocabulary is {vocabulary}"
+    )]
+    NoToken { token: usize, vocabulary: usize },
+    /// DoRA of a table of tokens.
+    #[error("use_dora: magnitudes of the embeddings `{module}` are not implemented")]
+    NoMagnitudes { module: String },
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,

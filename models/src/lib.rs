@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod activation;
+mod adapted;
 mod albert;
 mod axis;
 mod batch;
@@ -33,6 +34,7 @@ mod kv_cache;
 mod layers;
 mod linear;
 mod llama;
+mod lora;
 mod loss;
 mod model;
 mod modernbert;
@@ -46,6 +48,7 @@ mod weights;
 mod xlm_roberta;
 
 pub use activation::Activation;
+pub use adapted::adapt;
 pub use axis::Axis;
 pub use batch::TokenBatch;
 pub use config::Config;
@@ -56,6 +59,7 @@ pub use freeze::freeze;
 pub use head::HeadKind;
 pub use kv_cache::KvCache;
 pub use linear::Linear;
+pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, has_usual_targets};
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{

@@ -38,6 +38,10 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         let count = exact(trained_count(model));
         table.pair("trained", format!("{count} ({})", run.loaded.trained));
     }
+    if let Some(adapter) = model.adapter() {
+        let count = exact(trained_count(model));
+        table.pair("trained", format!("{count}: {adapter}"));
+    }
     let (rows, ids) = (model.vocab_size(), run.tokenizer.id_bound());
     table.pair("vocabulary", format!("{rows} (tokenizer: {ids})"));
     let (length, positions) = (run.task.length(), model.max_positions());

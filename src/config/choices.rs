@@ -6,7 +6,7 @@ use super::kind::{Form, Kind, Wrong};
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::{HeadKind, MODEL_TYPES, has_head};
+use xtrain_models::{AdapterBias, HeadKind, MODEL_TYPES, has_head};
 use xtrain_parallel::PipelineSchedule;
 use xtrain_report::records::LogFormat;
 use xtrain_report::scaling::Fixed;
@@ -265,6 +265,8 @@ macro_rules! listed {
 listed! {
     /// An architecture.
     ModelType = model_types;
+    /// Which of a model's biases are trained with an adapter.
+    AdapterBiases = |_| AdapterBias::ALL.map(|(name, _)| name).to_vec();
     NeuronModelType = |_| neuron::MODEL_TYPES.to_vec();
     NeuronOptlevel = |_| neuron::OPTLEVELS.to_vec();
     NeuronAutoCast = |_| neuron::AUTO_CASTS.to_vec();

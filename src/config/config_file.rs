@@ -72,7 +72,8 @@ pub fn recall(flags: &mut Flags) {
     ) {
         return;
     }
-    let Some(path) = flags.model_name_or_path.clone() else {
+    let adapter = flags.adapter_name_or_path.clone();
+    let Some(path) = adapter.or(flags.model_name_or_path.clone()) else {
         return;
     };
     let path = path.join(DATA_SETTINGS_FILE);

@@ -99,6 +99,7 @@ sections! {
     Model = "Model",
     Data = "Data",
     Batches = "Batches and length",
+    Adapters = "Adapters (LoRA)",
     Optimizer = "Optimizer",
     Precision = "Precision",
     Parallel = "Many devices",
@@ -119,7 +120,7 @@ impl Section {
         use Section::*;
         matches!(
             self,
-            Data | Batches | Optimizer | Precision | Parallel | Checkpoints | Evaluation
+            Data | Batches | Adapters | Optimizer | Precision | Parallel | Checkpoints | Evaluation
         )
     }
 }
@@ -157,10 +158,10 @@ Run {
     neuron_monitor: Option<PathBuf>, TOP;
     /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
     /// default: output/quickstart
-    output_dir: Option<WrittenPath>, TRAIN_EVAL | QUICKSTART | SWEEP;
+    output_dir: Option<WrittenPath>, TRAIN_EVAL | MERGE | QUICKSTART | SWEEP;
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
-    overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
+    overwrite_output_dir: bool = "false", TRAIN | MERGE | QUICKSTART;
     /// Write to an output directory that a run on another host has locked; use only if
     /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
@@ -202,7 +203,7 @@ Run {
 }
 Model {
     /// Directory with config.json and model.safetensors, or a model's name on the Hub
-    model_name_or_path: Option<ModelPath>, READING | GENERATE | BENCH;
+    model_name_or_path: Option<ModelPath>, READING | GENERATE | MERGE | BENCH;
     /// Architecture to train from random weights: decoders for clm, encoders for mlm, either
     /// for cls
     model_type: Option<ModelType>, TRAIN_EVAL | BENCH;
@@ -234,12 +235,12 @@ Model {
     /// labels
     ignore_mismatched_sizes: bool = "false", TRAIN;
     /// Branch, tag or commit for the model, tokenizer and configuration on the Hub
-    model_revision: String = "main", READING | GENERATE;
+    model_revision: String = "main", READING | GENERATE | MERGE;
     /// Access token for gated and private repositories; default: $HF_TOKEN, else the one that
     /// `hf auth login` saved
-    token: Option<String>, READING | GENERATE;
+    token: Option<String>, READING | GENERATE | MERGE;
     /// Use only the Hub's files in the cache and never connect, as HF_HUB_OFFLINE=1
-    local_files_only: bool = "false", READING | GENERATE;
+    local_files_only: bool = "false", READING | GENERATE | MERGE;
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
@@ -355,6 +356,45 @@ Batches {
     num_train_epochs: NotNegative = "3.0", TRAIN;
     /// Optimizer steps, overriding epochs (quickstart: its own default); -1 or 0: not set
     max_steps: MaxSteps = "-1", TRAIN | QUICKSTART;
+}
+Adapters {
+    /// Train an adapter of the model, LoRA in PEFT's format, and leave its own weights as they are
+    use_peft: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// An adapter of the model, as PEFT and xtrain save it: a directory, or its name on the Hub; training
+    /// continues from it
+    adapter_name_or_path: Option<ModelPath>, READING | GENERATE | MERGE | BENCH;
+    /// Rank: the rows of A and columns of B
+    lora_r: Count<1> = "16", TRAIN | BENCH, shapes graphs;
+    /// The product of B and A is scaled by lora_alpha / lora_r
+    lora_alpha: Positive = "32", TRAIN | BENCH, shapes graphs;
+    /// Share of a layer's input that is dropped before A
+    lora_dropout: BelowOne = "0.05", TRAIN | BENCH, shapes graphs;
+    /// Linear layers to adapt: names or ends of names, one regular expression for whole names, or
+    /// all-linear; default: PEFT's for the family, or all-linear
+    lora_target_modules: Texts, TRAIN | BENCH, alias "target_modules", shapes graphs;
+    /// Modules that are trained whole and saved with the adapter, by ends of names; a classifier's head always
+    /// is
+    lora_modules_to_save: Texts, TRAIN | BENCH, alias "modules_to_save", shapes graphs;
+    /// Scale by lora_alpha / sqrt(lora_r), as rsLoRA
+    use_rslora: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// Train the magnitude of each output besides, as DoRA
+    use_dora: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// Give B a bias
+    lora_bias: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// The model's own biases to train: none; lora_only, those of the adapted layers; all
+    bias: AdapterBiases = "none", TRAIN | BENCH, shapes graphs;
+    /// Linear layers to leave out: names or ends of names, or one regular expression for whole names
+    exclude_modules: Texts, TRAIN | BENCH, shapes graphs;
+    /// Numbers of the layers to adapt, as 0,1; default: all
+    layers_to_transform: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
+    /// With layers_to_transform: what the list of layers is called; default: any name
+    layers_pattern: Texts, TRAIN | BENCH, shapes graphs;
+    /// Ids of tokens whose rows of the embeddings are trained, as 5,17: for new tokens
+    trainable_token_indices: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
+    /// Ranks of layers by regular expressions for the ends of their names, as q_proj=8 or as a JSON object
+    rank_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
+    /// The same of lora_alpha
+    alpha_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
 }
 Optimizer {
     /// Optimizer (the adamw names all mean AdamW with decoupled weight decay)
@@ -831,6 +871,12 @@ SFT {
     chat_template_path: NONE, "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
     pad_to_multiple_of: NONE, "not built yet; pad_to_bucket has the lengths to pad to";
     dataset_kwargs model_init_kwargs: only(&["", "none", "false", "{}"]), "not built yet: they are arguments of Python functions";
+}
+TRAIN_EVAL {
+    lora_target_parameters target_parameters: NONE, "no family here has fused expert weights; lora_target_modules names linear layers";
+    lora_task_type: ANYWAY, "what the adapter is for follows from the task";
+    ensure_weight_tying: FALSE, "not built yet: one adapter for tied weights";
+    init_lora_weights: only(&["", "true"]), "an adapter starts as PEFT's do by default: A uniform, B zero";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

@@ -2,6 +2,7 @@
 //! are checked, fetched after that, so that a mistake elsewhere costs no download. What exists on
 //! this machine always wins over a name.
 
+use super::adapter;
 use super::choices::GlueTask;
 use super::command::sets::PREDICT;
 use super::error::UsageError;
@@ -28,10 +29,11 @@ pub fn is_config_name(name: &str) -> bool {
 /// # Errors
 /// What could not be fetched.
 pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
-    let [model, tokenizer, config] = repositories(&flags);
+    let [model, tokenizer, config, adapter] = repositories(&flags);
     let dataset = flags.dataset_name.clone();
     let predicts = PREDICT.contains(flags.command);
-    if model.is_none() && tokenizer.is_none() && config.is_none() && dataset.is_none() {
+    let named = [&model, &tokenizer, &config, &adapter, &dataset];
+    if named.iter().all(|name| name.is_none()) {
         return Ok(flags);
     }
     let failed = |error: hub::Error| UsageError::Fetch {
@@ -52,9 +54,18 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
         let path = hub.config(&name, revision).map_err(failed)?;
         flags.config_name.set(Some(path.display().to_string()));
     }
-    if let Some(name) = model {
+    if let Some(name) = adapter {
+        let path = hub.adapter(&name, None).map_err(failed)?;
+        flags.adapter_name_or_path.set(Some(path));
+        adapter::find_base(&mut flags);
+    }
+    // A name may turn out to be an adapter's, which names its model.
+    let (mut model, mut revision) = (named_model(&flags).or(model), revision);
+    while let Some(name) = model.take() {
         let path = hub.model(&name, revision).map_err(failed)?;
         flags.model_name_or_path.set(Some(path));
+        adapter::find_base(&mut flags);
+        (model, revision) = (named_model(&flags), None);
     }
     if let Some(name) = dataset {
         let configuration = flags.dataset_config_name.as_deref();
@@ -109,12 +120,8 @@ pub fn is_asked(flags: &Flags) -> bool {
     flags.dataset_name.is_given() || repositories(flags).iter().any(Option::is_some)
 }
 
-/// The names of model, tokenizer and configuration on the Hub, each if it is one.
-fn repositories(flags: &Flags) -> [Option<String>; 3] {
-    let named = |path: &Option<PathBuf>| {
-        let path = path.as_deref().filter(|path| is_name(path))?;
-        path.to_str().map(str::to_string)
-    };
+/// The names of model, tokenizer, configuration and adapter on the Hub, each if it is one.
+fn repositories(flags: &Flags) -> [Option<String>; 4] {
     let config = flags
         .config_name
         .clone()
@@ -123,7 +130,17 @@ fn repositories(flags: &Flags) -> [Option<String>; 3] {
         named(&flags.model_name_or_path),
         named(&flags.tokenizer_name),
         config,
+        named(&flags.adapter_name_or_path),
     ]
+}
+
+fn named(path: &Option<PathBuf>) -> Option<String> {
+    let path = path.as_deref().filter(|path| is_name(path))?;
+    path.to_str().map(str::to_string)
+}
+
+fn named_model(flags: &Flags) -> Option<String> {
+    named(&flags.model_name_or_path)
 }
 
 /// Adds what contradicts a fetch to the mistakes. No rule, because what was fetched stands in the

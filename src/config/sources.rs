@@ -28,6 +28,7 @@ pub fn model(flags: &Flags) -> Option<ModelSource> {
     if let Some(directory) = flags.model_name_or_path.clone() {
         return Some(ModelSource::Pretrained {
             directory,
+            adapter: flags.adapter_name_or_path.clone(),
             model_type: *flags.model_type,
         });
     }

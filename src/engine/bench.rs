@@ -52,7 +52,10 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
             HeadKind::MaskedLm => HeadKind::MaskedLm,
             _ => HeadKind::CausalLm,
         };
-    let loaded = read.build(task, Head::NewIfMissing)?;
+    let mut loaded = read.build(task, Head::NewIfMissing)?;
+    if let Some(config) = &plan.lora {
+        loaded = loaded.with_new_adapter(config.clone())?;
+    }
     let model = &*loaded.model;
     if *plan.train.flags.seq > model.max_positions() {
         let positions = model.max_positions();

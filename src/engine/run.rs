@@ -145,6 +145,9 @@ impl Run {
         };
         let (mut loaded, mut task, tokenizer) = load_task(&plan, purpose, head)?;
         if plan.do_train {
+            if let Some(config) = &plan.lora {
+                loaded = loaded.with_new_adapter(config.clone())?;
+            }
             let flags = &plan.train.flags;
             loaded.train(Trained::new(&flags.freeze, &flags.train_only))?;
         }
