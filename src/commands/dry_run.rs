@@ -9,7 +9,7 @@ use crate::engine::model::{parameter_count, trained_count};
 use crate::engine::task::TaskData;
 use crate::engine::{Run, failed};
 use crate::parallel::schedule::bubble;
-use crate::parallel::{Axis, Mesh, Placements, Stages};
+use crate::parallel::{Axis, Placements, Stages};
 use crate::report::scaling::Exchange;
 use crate::report::table::Table;
 use crate::report::units::{bytes, exact, flop};
@@ -299,8 +299,7 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
 }
 
 fn describe_data(table: &mut Table, set: &Set, task: &TaskData) {
-    let lengths = task.form(&[set], Mesh::single()).lengths;
-    let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+    let lengths: Vec<String> = set.lengths().iter().map(usize::to_string).collect();
     let totals = set.rows.totals();
     let what = if task.labels().is_some() {
         "rows"

@@ -1,13 +1,14 @@
 //! Which model, tokenizer and data the flags name, and by what the best evaluation is found: what
 //! both the rules and the plans go by.
 
-use super::choices::{GlueTask, SaveStrategy};
+use super::choices::{GlueTask, LossType, SaveStrategy};
 use super::command::TaskName;
 use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use crate::data::LabelMap;
+use crate::data::packing::PackingStrategy;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use crate::tasks::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
@@ -80,6 +81,9 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             padding: padding(flags, *flags.pad_to_max_length),
             completion_only_loss: *flags.completion_only_loss,
             assistant_only_loss: *flags.assistant_only_loss,
+            packing: packing(flags, *flags.packing),
+            eval_packing: packing(flags, flags.eval_packing.unwrap_or(*flags.packing)),
+            weighs_by_probability: *flags.loss_type == LossType::Dft,
         }),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
@@ -117,6 +121,10 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
         finds_regression: *flags.do_regression != Some(false),
         glue: flags.task_name.map(GlueTask::glue),
     }
+}
+
+fn packing(flags: &Flags, packs: bool) -> Option<PackingStrategy> {
+    packs.then_some(*flags.packing_strategy)
 }
 
 fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
