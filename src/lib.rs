@@ -34,12 +34,15 @@
 //!
 //! # The layers
 //!
-//! The modules below are in reading order, and imports point downwards only: a module may use those
-//! that follow it, never one before it, and within a module files import in one direction
-//! (`tests/layers.rs` fails on a back edge and on a circle). Lower layers define the settings that
-//! they need; [`config`] resolves what the user typed into them.
+//! Each module below is a crate of its own, which lies in the folder of the same name: `cache` is
+//! `xtrain-cache` in `src/cache`. They are in reading order, and dependencies point downwards only: a
+//! crate may use those that follow it, never one before it. Cargo holds that: an import of a crate that
+//! the own `Cargo.toml` does not name does not compile, and Cargo refuses circles (`tests/layers.rs`
+//! compares the manifests with this order). Within a crate files import in one direction, which is that
+//! test's to hold. Lower layers define the settings that they need; [`config`] resolves what the user
+//! typed into them. `docs/architecture.md` has the drawing, and what each crate must not know.
 //!
-//! | module | what it does |
+//! | crate | what it does |
 //! |---|---|
 //! | [`commands`] | what each command prints of what the engine does |
 //! | [`engine`] | a run built from its plan; train, evaluate, predict, precompile, fit, bench |
@@ -58,64 +61,33 @@
 //!
 //! Three crates stand below: `xtrain_models` (the model families and their objectives, which know no
 //! device, no precision and no sharding), `xtrain_graphs` (lazy tensors, automatic differentiation,
-//! optimizers, graph passes, lowering to HLO) and `xtrain_jinja` (chat templates, in `src/jinja`, which
-//! is no module of this crate). `docs/tour.md` follows one training step through all of them.
+//! optimizers, graph passes, lowering to HLO) and `xtrain_jinja` (chat templates, in `src/jinja`).
+//! `docs/tour.md` follows one training step through all of them.
 
-#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+pub use xtrain_commands as commands;
 
-// The crate prints with these: the standard library's macros panic when stdout is closed. A test's
-// own output is captured by those.
-#[cfg(not(test))]
-macro_rules! out {
-    ($($text:tt)*) => { $crate::report::output::print(format_args!($($text)*)) };
-}
-#[cfg(not(test))]
-macro_rules! err {
-    ($($text:tt)*) => { $crate::report::output::complain(format_args!($($text)*)) };
-}
-#[cfg(test)]
-macro_rules! out {
-    ($($text:tt)*) => { print!($($text)*) };
-}
-#[cfg(test)]
-macro_rules! err {
-    ($($text:tt)*) => { eprint!($($text)*) };
-}
-macro_rules! outln {
-    () => { out!("\n") };
-    ($($text:tt)*) => { out!("{}\n", format_args!($($text)*)) };
-}
-macro_rules! errln {
-    ($($text:tt)*) => { err!("{}\n", format_args!($($text)*)) };
-}
+pub use xtrain_engine as engine;
 
-pub mod commands;
+pub use xtrain_config as config;
 
-pub mod engine;
+pub use xtrain_hub as hub;
 
-pub mod config;
+pub use xtrain_tasks as tasks;
 
-pub mod hub;
+pub use xtrain_data as data;
 
-pub mod tasks;
+pub use xtrain_trainer as trainer;
 
-pub mod data;
+pub use xtrain_parallel as parallel;
 
-pub mod trainer;
+pub use xtrain_cache as cache;
 
-pub mod parallel;
+pub use xtrain_runtime as runtime;
 
-pub mod cache;
+pub use xtrain_checkpoint as checkpoint;
 
-pub mod runtime;
+pub use xtrain_launch as launch;
 
-pub mod checkpoint;
+pub use xtrain_distributed as distributed;
 
-pub mod launch;
-
-pub mod distributed;
-
-pub mod report;
-
-#[cfg(test)]
-mod fuzz;
+pub use xtrain_report as report;

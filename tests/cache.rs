@@ -4,12 +4,13 @@
 
 mod faults;
 mod key;
+mod remote;
 mod tool;
 
 use crate::support::{Command, Run, xtrain};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use xtrain::cache::{Listed, Store};
+use xtrain::cache::{EntryStore, Listed, Store};
 
 /// A folder with a cache, a text and a tokenizer.
 struct Place {

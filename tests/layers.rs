@@ -1,17 +1,21 @@
-//! The architecture as a test: imports point downwards only, and the folders show the layers.
+//! The architecture as a test, beside what Cargo holds: the crates in the order in which `src/lib.rs`
+//! lists them, files that import in one direction, and what a layer must not know.
 
 mod imports;
 
 use imports::Crate;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// The modules of the library from the top down, as `src/lib.rs` lists them.
+/// The crates of the folders of `src` from the top down, as `src/lib.rs` lists them.
 fn layers() -> Vec<String> {
     let lib = fs::read_to_string(root().join("src/lib.rs")).unwrap();
     lib.lines()
-        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
-        .map(str::to_string)
+        .filter_map(|line| line.strip_prefix("pub use xtrain_")?.split_once(" as "))
+        .map(|(room, _)| room.to_string())
         .collect()
 }
 
@@ -32,62 +36,73 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// A crate uses only what its manifest names (an import of another does not compile), and manifests
+/// name only what `src/lib.rs` lists below: not for tests either. What stands below all of them uses
+/// none of them.
 #[test]
-fn imports_point_downwards() {
+fn crates_depend_on_those_below() {
     let layers = layers();
-    assert!(layers.len() >= 8, "src/lib.rs lists the layers: {layers:?}");
-    let xtrain = Crate::read("src");
-    let level = |module: &[String]| layers.iter().position(|layer| module.get(1) == Some(layer));
-    let mut seen = 0;
-    for (module, used) in xtrain.imports() {
-        for target in used {
-            let (Some(from), Some(to)) = (level(module), level(target)) else {
-                continue;
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let level = |name: &str| {
+        let room = name.strip_prefix("xtrain-")?;
+        layers.iter().position(|layer| layer == room)
+    };
+    let mut seen = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let from = level(name);
+        seen.extend(from.map(|_| name.to_string()));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let used = dependency["name"].as_str().unwrap();
+            let is_below = match (from, level(used)) {
+                (_, None) => used != "xtrain",
+                (Some(from), Some(to)) => to > from,
+                (None, Some(_)) => name == "xtrain",
             };
-            seen += 1;
-            let file = xtrain.path(module);
             assert!(
-                to >= from,
-                "{file} must not use {}, which stands above it",
-                target.join("::")
+                is_below,
+                "{name} must not use {used}, which stands above it"
             );
         }
     }
-    assert!(
-        seen > 500,
-        "the test has found {seen} imports: it looks in the wrong place"
+    let folders = fs::read_dir(root().join("src")).unwrap();
+    let rooms = folders.filter(|folder| folder.as_ref().unwrap().path().is_dir());
+    assert_eq!(seen.len(), layers.len(), "{seen:?}");
+    assert_eq!(
+        rooms.count(),
+        layers.len() + 1,
+        "jinja is the one below them"
     );
 }
 
-/// The rule: a file may import another file of its room only if that one does not, through any
+/// The rule: a file may import another file of its crate only if that one does not, through any
 /// number of others, import it. What counts is the file that defines an item, not the path that it
 /// is reached by. A module file that declares its children and re-exports what they have does not
 /// import them; one whose own code names them, or that re-exports what is not its child's, does.
 /// Tests do not count.
 #[test]
-fn files_of_a_room_import_in_one_direction() {
-    for src in ["src", "src/jinja/src", "models/src", "xla_graphs/src"] {
-        let sources = Crate::read(src);
-        for room in sources.rooms() {
-            let circles = sources.circles(Some(&room));
-            assert!(
-                circles.is_empty(),
-                "files that import each other: {circles:#?}"
-            );
-        }
-    }
-}
-
-/// In the crates below, the same holds of files of different rooms.
-#[test]
-fn files_of_the_lower_crates_import_in_one_direction() {
-    for src in ["models/src", "xla_graphs/src"] {
-        let circles = Crate::read(src).circles(None);
+fn files_of_a_crate_import_in_one_direction() {
+    let rooms = layers().into_iter().map(|room| format!("src/{room}"));
+    let below = ["src/jinja/src", "models/src", "xla_graphs/src"].map(String::from);
+    let mut seen = 0;
+    for src in rooms.chain(below) {
+        let sources = Crate::read(&src);
+        let circles = sources.circles();
         assert!(
             circles.is_empty(),
             "files that import each other: {circles:#?}"
         );
+        seen += sources.imports().values().map(BTreeSet::len).sum::<usize>();
     }
+    assert!(
+        seen > 500,
+        "the test has found {seen} imports: it looks in the wrong place"
+    );
 }
 
 /// The reader of imports finds what the tests above are about.
@@ -211,8 +226,12 @@ fn arms_for_the_rest_are_found_in_every_form() {
 
 #[test]
 fn only_the_native_library_links_xla() {
-    for manifest in ["Cargo.toml", "xla_graphs/Cargo.toml", "models/Cargo.toml"] {
-        let text = fs::read_to_string(root().join(manifest)).unwrap();
+    let rooms = layers()
+        .into_iter()
+        .map(|room| format!("src/{room}/Cargo.toml"));
+    let others = ["Cargo.toml", "xla_graphs/Cargo.toml", "models/Cargo.toml"].map(String::from);
+    for manifest in rooms.chain(others) {
+        let text = fs::read_to_string(root().join(&manifest)).unwrap();
         assert!(
             !text
                 .lines()
@@ -222,10 +241,10 @@ fn only_the_native_library_links_xla() {
     }
 }
 
-/// The README's tour of one step names files that exist.
+/// The tour of one step and the architecture name files that exist.
 #[test]
 fn the_tour_names_real_files() {
-    for doc in ["README.md", "docs/tour.md"] {
+    for doc in ["README.md", "docs/tour.md", "docs/architecture.md"] {
         let text = fs::read_to_string(root().join(doc)).unwrap();
         let mut found = 0;
         for word in text

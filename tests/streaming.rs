@@ -1,7 +1,6 @@
 //! Streams as a user trains on them: from files and from a store on the loopback interface,
 //! stopped, killed, resumed, and refused.
 
-#[path = "../src/data/remote/test_server.rs"]
 #[allow(dead_code, reason = "the unit tests use all of it")]
 mod test_server;
 

@@ -92,6 +92,23 @@ impl Bench {
     }
 }
 
+/// Without NVIDIA's driver, absl in the plugin has something to say before its log has a level.
+#[test]
+fn the_plugin_opens_without_raw_lines() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let run = xtrain()
+        .args(["doctor", "--device", "cuda"])
+        .env("XTRAIN_CUDA_PLUGIN", &plugin)
+        .run();
+    assert!(
+        run.stdout.contains("ok    plugin version"),
+        "{}",
+        run.stdout
+    );
+    assert!(!run.stderr.contains("absl::"), "{}", run.stderr);
+    assert!(!run.stderr.contains("00:00:"), "{}", run.stderr);
+}
+
 #[test]
 fn a_target_belongs_to_cuda_and_is_known() {
     let bench = Bench::new("/nowhere/plugin.so".into());
@@ -694,11 +711,7 @@ fn measurements_of_kernels_are_found_in_the_cache() {
         ..DeviceSettings::default()
     };
     let compiled = || {
-        let cache = CacheSettings {
-            dir: Some(dir.path().into()),
-            max_bytes: u64::MAX,
-            fail_on_recompile: false,
-        };
+        let cache = CacheSettings::kept_in(Some(dir.path().into()));
         let checked = cuda::describe(Gpu::H200, &settings, cache)
             .unwrap()
             .check(&graph)

@@ -7,13 +7,14 @@ use super::compiler::{feeds, signature};
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::key::{CompileEnvironment, Key};
 use super::program::emit;
-use super::store::{Store, now};
+use super::store::{EntryStore, now};
 use super::{CacheSettings, Error};
-use crate::runtime::hlo::launch_stats::{self, Launches};
-use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Fingerprint, Graph, Target, flops, passes};
+use xtrain_report::errln;
+use xtrain_runtime::hlo::launch_stats::{self, Launches};
+use xtrain_runtime::{CompileOptions, CompiledModule, Library, Topology};
 
 /// The header's name for the operations of products with 16-bit operands, and for those of all
 /// others.
@@ -35,7 +36,7 @@ pub struct AotDevice {
 pub struct AotCache {
     device: AotDevice,
     environment: CompileEnvironment,
-    store: Option<Store>,
+    store: Option<Box<dyn EntryStore>>,
     settings: CacheSettings,
     origin: Origin,
     compiled: usize,
@@ -84,7 +85,7 @@ impl AotCache {
                 device.target,
             )?,
             device,
-            store: settings.dir.as_ref().map(Store::new),
+            store: settings.store(),
             settings,
             origin: Origin::default(),
             compiled: 0,
@@ -111,7 +112,7 @@ impl AotCache {
         let key = self.environment.key(graph);
         let stored = self
             .store
-            .as_ref()
+            .as_deref()
             .and_then(|store| store.find(&key).ok().flatten());
         match stored.and_then(|entry| entry.header.memory) {
             Some(memory) => Ok(memory),
@@ -125,7 +126,7 @@ impl AotCache {
         let key = self.environment.key(graph);
         let entry = self
             .store
-            .as_ref()
+            .as_deref()
             .and_then(|store| store.find(&key).ok().flatten());
         let read = |mut entry: Entry| -> Result<Option<CheckedGraph>, Damage> {
             let (Some(memory), Some(module)) =
@@ -164,7 +165,7 @@ impl AotCache {
     /// Stores what a graph is lowered to for a target, which may differ from this device's by what
     /// a run asks for, and compiles nothing: for a host of the device that cannot lower it.
     pub fn lower(&self, graph: &Graph, target: Target) -> Result<(), Error> {
-        let Some(store) = &self.store else {
+        let Some(store) = self.store.as_deref() else {
             return Ok(());
         };
         let key = self.environment.key(graph).of_module().with_target(target);
@@ -254,7 +255,9 @@ impl AotCache {
         optimized: &[u8],
         compiled: &CompiledModule,
     ) {
-        let Some(store) = &self.store else { return };
+        let Some(store) = self.store.as_deref() else {
+            return;
+        };
         let (graph_bytes, executable) = (graph.to_bytes(), compiled.serialize().ok());
         let mut parts: Vec<(Content, &[u8])> =
             vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
@@ -268,7 +271,7 @@ impl AotCache {
     }
 
     /// A cache that cannot be written costs a compile next time.
-    fn keep(&self, store: &Store, header: Header, parts: &[(Content, &[u8])]) {
+    fn keep(&self, store: &dyn EntryStore, header: Header, parts: &[(Content, &[u8])]) {
         let id = header.key.id();
         match store.insert(header, parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.

@@ -3,14 +3,14 @@
 
 use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
-use super::store::Store;
+use super::store::{EntryStore, Store};
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
-use crate::checkpoint::named::write_named;
-use crate::checkpoint::{atomic, files};
-use crate::report::units::bytes;
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
+use xtrain_checkpoint::named::write_named;
+use xtrain_checkpoint::{atomic, files};
+use xtrain_report::units::bytes;
 
 /// What an import did.
 #[derive(Debug, Default, PartialEq)]

@@ -6,19 +6,19 @@ use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, is_version, nearest};
 use super::key::{self, CompileEnvironment, Key};
 use super::program::{Form, stored_or_emitted};
-use super::store::{Store, now};
+use super::store::{EntryStore, now};
 use super::{CacheSettings, Error};
-use crate::checkpoint::lock::Lock;
-use crate::distributed::ProcessGroup;
-use crate::distributed::process_group::Work;
-use crate::report::notice::{Place, while_busy};
-use crate::report::progress::{clock, say};
-use crate::report::units::duration;
-use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::lock::Lock;
+use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::process_group::Work;
 use xtrain_graphs::{Graph, InputRole, Target};
+use xtrain_report::notice::{Place, while_busy};
+use xtrain_report::progress::{clock, say};
+use xtrain_report::units::duration;
+use xtrain_runtime::{Client, CompileOptions, Executable, Signature};
 
 /// What compiles for one client, and where it keeps what it made.
 pub(super) struct Compiler {
@@ -27,7 +27,7 @@ pub(super) struct Compiler {
     options: CompileOptions,
     environment: CompileEnvironment,
     form: Form,
-    store: Option<Store>,
+    store: Option<Box<dyn EntryStore>>,
     settings: CacheSettings,
     /// What was printed, warnings and changes of settings, so that each is printed once.
     printed: Mutex<HashSet<String>>,
@@ -65,7 +65,7 @@ impl Compiler {
             client,
             target,
             options,
-            store: settings.dir.as_ref().map(Store::new),
+            store: settings.store(),
             settings,
             printed: Mutex::default(),
         })
@@ -109,7 +109,7 @@ impl Compiler {
         let key = self.environment.key(graph);
         let stored = self
             .store
-            .as_ref()
+            .as_deref()
             .and_then(|store| store.find(&key).ok().flatten());
         if let Some(memory) = stored.and_then(|entry| entry.header.memory) {
             return Ok((Some(memory), None));
@@ -122,7 +122,7 @@ impl Compiler {
     /// Compiles and stores.
     fn compile(&self, graph: &Graph, key: &Key, origin: &Origin) -> Result<Executable, Error> {
         let start = Instant::now();
-        let module = stored_or_emitted(self.store.as_ref(), key, graph, self.target)?;
+        let module = stored_or_emitted(self.store.as_deref(), key, graph, self.target)?;
         let options = self.options.of_stage(graph.stage as usize);
         let compile = || {
             let _compiling = ProcessGroup::at_work(Work::Compiling);
@@ -154,7 +154,7 @@ impl Compiler {
 
     /// How long compiling the most similar graph for this kind of device took, if one is stored.
     fn last_time(&self, graph: &Graph, key: &Key, origin: &Origin) -> Option<Duration> {
-        let mut entries = self.store.as_ref()?.list().ok()?;
+        let mut entries = self.store.as_deref()?.list().ok()?;
         let device = key.value(key::DEVICE);
         entries.retain(|listed| {
             listed
@@ -174,7 +174,7 @@ impl Compiler {
         earlier: Option<&(Key, Graph)>,
     ) -> Result<Found, Error> {
         let doing = format!("compiling the same `{}` graph", graph.name);
-        let store = self.store.as_ref();
+        let store = self.store.as_deref();
         let lock = store.and_then(|store| Lock::wait(&store.lock_path(&key.id()), &doing));
         if lock.is_some()
             && let Some((executable, compiled_in)) = self.load(graph, key)?
@@ -210,7 +210,7 @@ impl Compiler {
     /// The stored executable with the time that compiling it took. Anything wrong with it is a
     /// miss, reported once.
     fn load(&self, graph: &Graph, key: &Key) -> Result<Option<(Executable, Duration)>, Error> {
-        let Some(store) = &self.store else {
+        let Some(store) = self.store.as_deref() else {
             return Ok(None);
         };
         let load = |mut entry: Entry| -> Result<Option<(Executable, Duration)>, Damage> {
@@ -256,7 +256,9 @@ impl Compiler {
         executable: &Executable,
         took: Duration,
     ) {
-        let Some(store) = &self.store else { return };
+        let Some(store) = self.store.as_deref() else {
+            return;
+        };
         let serialized = match executable.serialize() {
             Ok(bytes) => Some(bytes),
             Err(error) => {
@@ -313,7 +315,7 @@ impl Compiler {
                 Explanation::new((old_key, origin), (key, origin), Some((old_graph, graph)));
             return Some(Reason::new(&explanation, String::new()));
         }
-        let store = self.store.as_ref()?;
+        let store = self.store.as_deref()?;
         let mut entries = store.list().ok()?;
         // A compile check, or what was only lowered, is nothing that this run would have used.
         entries.retain(|listed| {

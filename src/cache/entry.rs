@@ -6,12 +6,12 @@
 //! executable. `head -2 FILE` shows everything but the parts.
 
 use super::key::Key;
-use crate::checkpoint::{files, hash};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use xtrain_checkpoint::{files, hash};
 
 pub const MAGIC: &str = "xtrain graph entry";
 /// A header is a few KB; a damaged length must not make us allocate the machine.

@@ -10,7 +10,7 @@ pub enum Error {
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),
     #[error(transparent)]
-    Runtime(#[from] crate::runtime::Error),
+    Runtime(#[from] xtrain_runtime::Error),
     #[error(
         "graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set; `xtrain compile` compiles ahead"
     )]
@@ -23,7 +23,7 @@ pub enum Error {
     NotLowered {
         phase: String,
         target: String,
-        missing: Box<crate::runtime::Error>,
+        missing: Box<xtrain_runtime::Error>,
     },
     #[error("{path}: {source}")]
     Io {
@@ -32,11 +32,11 @@ pub enum Error {
     },
     /// The message is whole, so there is no source.
     #[error("{}", .0.naming("--cache_dir"))]
-    Checkpoint(crate::checkpoint::Error),
+    Checkpoint(xtrain_checkpoint::Error),
 }
 
-impl From<crate::checkpoint::Error> for Error {
-    fn from(error: crate::checkpoint::Error) -> Self {
+impl From<xtrain_checkpoint::Error> for Error {
+    fn from(error: xtrain_checkpoint::Error) -> Self {
         Error::Checkpoint(error)
     }
 }

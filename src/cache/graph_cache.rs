@@ -4,14 +4,14 @@ use super::compiler::{Compiler, Made};
 use super::entry::{Memory, Origin};
 use super::key::Key;
 use super::{CacheSettings, Error};
-use crate::report::accounting::{self, Part};
-use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use xtrain_graphs::{Fingerprint, Graph, InputRole, Target};
+use xtrain_report::accounting::{self, Part};
+use xtrain_runtime::{Client, CompileOptions, CompiledMemory, Executable};
 
 /// A graph and what the device's compiler made of it.
 pub struct CompiledGraph {

@@ -7,12 +7,12 @@
 //! or to the emitter can load an executable of the old code.
 
 use super::machine::Machine;
-use crate::checkpoint::hash;
-use crate::runtime::{Client, CompileOptions, Library, Plugin, Topology, xla_flags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use xtrain_checkpoint::hash;
 use xtrain_graphs::{Graph, Target};
+use xtrain_runtime::{Client, CompileOptions, Library, Plugin, Topology, xla_flags};
 
 /// Raised when entries are written differently, or when a part is added whose absence must miss.
 pub const FORMAT_VERSION: u32 = 1;
@@ -159,7 +159,7 @@ impl CompileEnvironment {
         client: &Client,
         options: &CompileOptions,
         target: Target,
-    ) -> Result<CompileEnvironment, crate::runtime::Error> {
+    ) -> Result<CompileEnvironment, xtrain_runtime::Error> {
         let kinds: BTreeSet<&str> = client
             .devices()
             .iter()
@@ -216,7 +216,7 @@ impl CompileEnvironment {
         tuning: &str,
         options: &CompileOptions,
         target: Target,
-    ) -> Result<CompileEnvironment, crate::runtime::Error> {
+    ) -> Result<CompileEnvironment, xtrain_runtime::Error> {
         let mut parts = compiler_parts(
             topology.plugin(),
             topology.platform_version(),
@@ -286,7 +286,7 @@ fn compiler_parts(
     platform_version: &str,
     options: &CompileOptions,
     target: Target,
-) -> Result<Vec<Part>, crate::runtime::Error> {
+) -> Result<Vec<Part>, xtrain_runtime::Error> {
     let attributes = plugin
         .attributes()
         .iter()
@@ -312,7 +312,7 @@ fn compiler_parts(
 
 /// Options as text, but for those that are this machine's: the serialized bytes decide, the fields
 /// in front are for people.
-fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
+fn describe(options: &CompileOptions) -> Result<String, xtrain_runtime::Error> {
     let mut text = format!("{} x {}", options.num_replicas, options.num_partitions);
     for (name, value) in &options.overrides {
         text.push_str(&format!(" {name}={value:?}"));

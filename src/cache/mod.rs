@@ -3,9 +3,11 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! of them), `read_through` (copies from a second store), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
+
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod aot_cache;
 pub mod archive;
@@ -13,10 +15,13 @@ mod compiler;
 mod entry;
 mod error;
 mod explain;
+#[cfg(test)]
+mod fuzz;
 mod graph_cache;
 mod key;
 mod machine;
 mod program;
+mod read_through;
 mod store;
 
 pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
@@ -27,9 +32,12 @@ pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
 pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
-pub use store::{Listed, Store, age, now};
+pub use store::{EntryStore, Listed, Store, age, now};
 
+use read_through::ReadThrough;
 use std::path::{Path, PathBuf};
+use xtrain_distributed::ProcessGroup;
+use xtrain_report::errln;
 
 /// The folder of [`CacheSettings::autotune_dir`] in a cache's.
 const AUTOTUNE: &str = "autotune";
@@ -71,6 +79,8 @@ fn is_tuned_kernel(name: &str) -> bool {
 pub struct CacheSettings {
     /// Where entries are kept; `None` keeps them in memory only.
     pub dir: Option<PathBuf>,
+    /// Where else entries are looked for, to be copied into `dir`: a directory that others fill.
+    pub remote: Option<PathBuf>,
     /// Size over which the least recently used entries go.
     pub max_bytes: u64,
     /// Stop instead of compiling what was compiled before in another form.
@@ -106,20 +116,41 @@ impl CacheSettings {
             0 => "none".into(),
             n => format!(
                 "{n} {}",
-                &crate::checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]
+                &xtrain_checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]
             ),
+        }
+    }
+
+    /// What keeps the entries; `None` without a directory.
+    fn store(&self) -> Option<Box<dyn EntryStore>> {
+        let local = Box::new(Store::new(self.dir.as_ref()?));
+        let Some(remote) = &self.remote else {
+            return Some(local);
+        };
+        if let Err(error) = std::fs::read_dir(remote) {
+            if ProcessGroup::this_writes() {
+                let remote = remote.display();
+                errln!("note: --cache_remote: {remote}: {error}; --cache_dir alone is used");
+            }
+            return Some(local);
+        }
+        let remote = Box::new(Store::new(remote));
+        Some(Box::new(ReadThrough::new(local, remote, self.max_bytes)))
+    }
+
+    /// Everything that is compiled is kept in a directory; without one, nothing is read from disk or
+    /// stored.
+    pub fn kept_in(dir: Option<PathBuf>) -> CacheSettings {
+        CacheSettings {
+            dir,
+            remote: None,
+            max_bytes: u64::MAX,
+            fail_on_recompile: false,
         }
     }
 
     /// Nothing is read from disk or stored.
     pub fn in_memory() -> CacheSettings {
-        CacheSettings {
-            dir: None,
-            max_bytes: 0,
-            fail_on_recompile: false,
-        }
+        CacheSettings::kept_in(None)
     }
 }
-
-#[cfg(test)]
-pub(crate) use entry::tests::{sample_entry, with_digests};

@@ -7,12 +7,15 @@
 
 use super::Error;
 use super::key::Key;
-use super::store::Store;
-use crate::runtime::{self, Client, Code, CompileOptions, Executable, Library, Signature, hlo};
+use super::store::EntryStore;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Graph, Target, passes};
+use xtrain_report::errln;
+use xtrain_runtime::{
+    self as runtime, Client, Code, CompileOptions, Executable, Library, Signature, hlo,
+};
 
 /// A plugin that refuses a form does so when it reads it. What fails later failed in the compiler,
 /// which would fail again.
@@ -31,7 +34,7 @@ pub fn emit(library: &Library, graph: &Graph, target: Target) -> Result<Vec<u8>,
 /// The same, from the store if any entry of it was lowered alike: then XLA's library, which is
 /// large, need not be there.
 pub(super) fn stored_or_emitted(
-    store: Option<&Store>,
+    store: Option<&dyn EntryStore>,
     key: &Key,
     graph: &Graph,
     target: Target,

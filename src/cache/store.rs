@@ -8,16 +8,71 @@
 
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
-use crate::checkpoint::atomic;
-use crate::report::telemetry;
 use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use xtrain_checkpoint::atomic;
+use xtrain_report::telemetry;
 
 const ENTRY: &str = "graph";
 const USES: &str = "uses";
+
+/// What keeps compiled graphs. [`Store`] is a directory; what reads from elsewhere is beside it.
+pub trait EntryStore: Send + Sync {
+    /// The entry of this key; `None` if there is none. One that lies under the right name with
+    /// another key is damaged.
+    fn find(&self, key: &Key) -> Result<Option<Entry>, Damage>;
+
+    /// The entry of this id.
+    fn open(&self, id: &str) -> Result<Entry, Damage>;
+
+    /// Stores an entry. What killed writers left is cleaned on the way.
+    fn insert(&self, header: Header, parts: &[(Content, &[u8])]) -> xtrain_checkpoint::Result<()>;
+
+    /// All entries, the last used first. Reads headers only.
+    fn list(&self) -> io::Result<Vec<Listed>>;
+
+    /// Removes the least recently used entries until the rest fits; the one named stays. Returns
+    /// what went.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, or if too much stays because an entry cannot be removed.
+    fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>>;
+
+    /// Counts a use. In a directory that cannot be written nothing is counted, and nothing else
+    /// goes wrong.
+    fn count_use(&self, id: &str);
+
+    /// Where the entry of this id is or would be, for messages.
+    fn path(&self, id: &str) -> PathBuf;
+
+    /// Of the lock under which an entry is made.
+    fn lock_path(&self, id: &str) -> PathBuf;
+
+    /// The module that this key's graph is lowered to, from whichever entry has it: of another
+    /// device, of other options, or of a compile check. One that is damaged is passed over.
+    fn module(&self, key: &Key) -> Option<Vec<u8>> {
+        let same = |listed: &Listed| {
+            listed
+                .header
+                .as_ref()
+                .is_ok_and(|header| header.key.has_module_of(key))
+        };
+        let read = |listed: Listed| {
+            let module = self
+                .open(&listed.id)
+                .and_then(|mut entry| entry.read(Content::Module))
+                .ok()
+                .flatten()?;
+            // What was brought here lowered must not be the first to go.
+            self.count_use(&listed.id);
+            Some(module)
+        };
+        self.list().ok()?.into_iter().filter(same).find_map(read)
+    }
+}
 
 /// The directory of entries.
 #[derive(Clone, Debug)]
@@ -83,84 +138,13 @@ impl Store {
         &self.dir
     }
 
-    pub fn path(&self, id: &str) -> PathBuf {
-        self.dir.join(format!("{id}.{ENTRY}"))
-    }
-
     fn uses_path(&self, id: &str) -> PathBuf {
         self.dir.join(format!("{id}.{USES}"))
-    }
-
-    /// Of the lock under which an entry is made.
-    pub fn lock_path(&self, id: &str) -> PathBuf {
-        self.dir.join("locks").join(format!("{id}.lock"))
-    }
-
-    /// The entry of this key; `None` if there is none. One that lies under the right name with
-    /// another key is damaged.
-    pub fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
-        let entry = match Entry::open(&self.path(&key.id())) {
-            Err(Damage::Io(error)) if is_absent(&error) => return Ok(None),
-            other => other?,
-        };
-        match Key::changes(&entry.header.key, key).first() {
-            None => Ok(Some(entry)),
-            Some((part, ..)) => Err(Damage::Foreign((*part).to_string())),
-        }
-    }
-
-    /// The module that this key's graph is lowered to, from whichever entry has it: of another
-    /// device, of other options, or of a compile check. One that is damaged is passed over.
-    pub fn module(&self, key: &Key) -> Option<Vec<u8>> {
-        let same = |listed: &Listed| {
-            listed
-                .header
-                .as_ref()
-                .is_ok_and(|header| header.key.has_module_of(key))
-        };
-        let read = |listed: Listed| {
-            let module = self
-                .open(&listed.id)
-                .and_then(|mut entry| entry.read(Content::Module))
-                .ok()
-                .flatten()?;
-            // What was brought here lowered must not be the first to go.
-            self.count_use(&listed.id);
-            Some(module)
-        };
-        self.list().ok()?.into_iter().filter(same).find_map(read)
     }
 
     /// Whether there is an entry of this id, whatever its state.
     pub fn find_id(&self, id: &str) -> bool {
         self.path(id).exists()
-    }
-
-    pub fn open(&self, id: &str) -> Result<Entry, Damage> {
-        Entry::open(&self.path(id))
-    }
-
-    /// Counts a use. In a directory that cannot be written nothing is counted, and nothing else
-    /// goes wrong.
-    pub fn count_use(&self, id: &str) {
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(self.uses_path(id));
-        let _ = file.and_then(|mut file| file.write_all(b"."));
-    }
-
-    /// Stores an entry: written aside, synced, renamed. What killed writers left is cleaned on the
-    /// way.
-    pub fn insert(
-        &self,
-        header: Header,
-        parts: &[(Content, &[u8])],
-    ) -> crate::checkpoint::Result<()> {
-        fs::create_dir_all(&self.dir).map_err(crate::checkpoint::Error::io("create", &self.dir))?;
-        atomic::clean_leftovers(&self.dir)?;
-        let path = self.path(&header.key.id());
-        atomic::write_file(&path, |writer| entry::write(writer, header, parts))
     }
 
     /// Removes an entry; whoever is reading it reads on.
@@ -204,9 +188,33 @@ impl Store {
         }
         Ok(found)
     }
+}
 
-    /// All entries, the last used first. Reads headers only.
-    pub fn list(&self) -> io::Result<Vec<Listed>> {
+impl EntryStore for Store {
+    fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
+        let entry = match Entry::open(&self.path(&key.id())) {
+            Err(Damage::Io(error)) if is_absent(&error) => return Ok(None),
+            other => other?,
+        };
+        match Key::changes(&entry.header.key, key).first() {
+            None => Ok(Some(entry)),
+            Some((part, ..)) => Err(Damage::Foreign((*part).to_string())),
+        }
+    }
+
+    fn open(&self, id: &str) -> Result<Entry, Damage> {
+        Entry::open(&self.path(id))
+    }
+
+    /// Written aside, synced, renamed.
+    fn insert(&self, header: Header, parts: &[(Content, &[u8])]) -> xtrain_checkpoint::Result<()> {
+        fs::create_dir_all(&self.dir).map_err(xtrain_checkpoint::Error::io("create", &self.dir))?;
+        atomic::clean_leftovers(&self.dir)?;
+        let path = self.path(&header.key.id());
+        atomic::write_file(&path, |writer| entry::write(writer, header, parts))
+    }
+
+    fn list(&self) -> io::Result<Vec<Listed>> {
         let mut found = self.scan()?;
         found.sort_by(|a, b| (b.last_used, &a.id).cmp(&(a.last_used, &b.id)));
         // Parsing a thousand headers is work for all cores.
@@ -220,12 +228,7 @@ impl Store {
         Ok(list.collect())
     }
 
-    /// Removes the least recently used entries until the rest fits; the one named stays. Returns
-    /// what went.
-    ///
-    /// # Errors
-    /// If the directory cannot be read, or if too much stays because an entry cannot be removed.
-    pub fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>> {
+    fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>> {
         let mut found = self.scan()?;
         let mut total: u64 = found.iter().map(|f| f.bytes).sum();
         found.sort_by(|a, b| (a.last_used, &a.id).cmp(&(b.last_used, &b.id)));
@@ -249,6 +252,22 @@ impl Store {
             Some(error) => Err(error),
             None => Ok(gone),
         }
+    }
+
+    fn count_use(&self, id: &str) {
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.uses_path(id));
+        let _ = file.and_then(|mut file| file.write_all(b"."));
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{ENTRY}"))
+    }
+
+    fn lock_path(&self, id: &str) -> PathBuf {
+        self.dir.join("locks").join(format!("{id}.lock"))
     }
 }
 

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use super::files;
-pub use crate::report::units::hex;
 use sha2::{Digest, Sha256};
+pub use xtrain_report::units::hex;
 
 /// Digest of bytes in memory, as hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {

@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn weights_change_between_one_file_and_several() {
-        use crate::checkpoint::Weights;
+        use crate::Weights;
         use xtrain_graphs::{DType, Shape};
         let dir = tempfile::tempdir().unwrap();
         let config = Map::new();

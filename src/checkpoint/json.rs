@@ -2,12 +2,12 @@
 
 use super::error::{Error, Result};
 use super::{atomic, files};
-use crate::report::json;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 use std::io;
 use std::path::Path;
+use xtrain_report::json;
 
 /// Reads a JSON file into a type; an error says file, line and column.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {

@@ -33,7 +33,7 @@ pub fn prune(output_dir: &Path, limit: Option<usize>, protect: &[&Path]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::state::{TRAINING_STATE_FILE, checkpoint_dir};
+    use crate::state::{TRAINING_STATE_FILE, checkpoint_dir};
     use std::fs;
 
     fn output(steps: &[u64]) -> tempfile::TempDir {

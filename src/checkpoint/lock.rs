@@ -6,10 +6,6 @@
 //! over with a new one.
 
 use super::atomic::ASIDE;
-use crate::report::files;
-use crate::report::notice::while_busy;
-use crate::report::telemetry::{host, now};
-use crate::report::units::duration;
 use serde::{Deserialize, Serialize};
 use std::fmt::{Display, Formatter};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -17,6 +13,11 @@ use std::io::{self, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use xtrain_report::errln;
+use xtrain_report::files;
+use xtrain_report::notice::while_busy;
+use xtrain_report::telemetry::{host, now};
+use xtrain_report::units::duration;
 
 /// Name of the lock of the run that writes to an output directory.
 pub const RUN_LOCK: &str = ".xtrain.lock";

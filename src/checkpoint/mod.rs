@@ -6,8 +6,12 @@
 //! `state` (`checkpoint-N/`), `pace` (beside training, not against it), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod atomic;
 mod error;
+#[cfg(test)]
+mod fuzz;
 pub mod hash;
 pub mod hf;
 mod json;
@@ -21,7 +25,6 @@ pub mod state;
 mod torch;
 pub mod weights;
 
-pub use crate::report::files;
 pub use error::{Error, Mismatch, Result, is_full};
 pub use keep::prune;
 pub use pace::Pace;
@@ -31,3 +34,4 @@ pub use state::{
     load_checkpoint, read_state, save_checkpoint,
 };
 pub use weights::{Fetch, TensorRef, TensorView, Weights, write_safetensors};
+pub use xtrain_report::files;

@@ -166,7 +166,7 @@ fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::atomic::tests::names;
+    use crate::atomic::tests::names;
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
     use std::process::Command;
 

@@ -27,7 +27,7 @@ use super::optimizer::{
 use super::pace::Pace;
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
-use crate::report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
+use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
 const FORMAT_VERSION: u64 = 1;

@@ -253,12 +253,9 @@ fn a_state_that_is_not_finite_is_not_saved() {
 /// `XTRAIN_TEST_PART` names.
 fn child(test: &str, dir: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
+    let (_, module) = module_path!().split_once("::").unwrap();
     command
-        .args([
-            "--exact",
-            &format!("checkpoint::state::tests::{test}"),
-            "--nocapture",
-        ])
+        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
         .env("XTRAIN_TEST_PART", dir);
     command
 }
@@ -297,10 +294,10 @@ fn a_full_disk_leaves_the_previous_checkpoint_and_no_litter() {
     )
     .output()
     .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stdout)
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
     );
     assert_eq!(entries(dir.path()), ["checkpoint-10"]);
     assert_eq!(fs::read(path.join(TRAINING_STATE_FILE)).unwrap(), before);
@@ -328,6 +325,7 @@ fn a_kill_at_any_moment_leaves_a_loadable_checkpoint() {
         .spawn()
         .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20 + 7 * round));
+        assert!(child.try_wait().unwrap().is_none(), "it has run no test");
         child.kill().unwrap();
         child.wait().unwrap();
         clean_output_dir(dir.path()).unwrap();

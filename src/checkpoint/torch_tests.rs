@@ -1,12 +1,13 @@
 //! Files that torch wrote (`tests/data/make_torch.py`), and pickles that want to do harm.
 
 use super::*;
-use crate::checkpoint::Weights;
+use crate::Weights;
 use std::path::PathBuf;
 use xtrain_graphs::Shape;
 
 fn path(name: &str) -> PathBuf {
-    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/torch");
+    let data =
+        PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/data/torch");
     data.join(format!("{name}.bin"))
 }
 

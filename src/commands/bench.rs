@@ -1,13 +1,14 @@
 //! `xtrain bench`: times training steps on random tokens, beside the device's peak FLOP/s.
 
 use super::{Error, Outcome};
-use crate::config::BenchPlan;
-use crate::engine::{bench, profile};
-use crate::report::scaling::Exchange;
-use crate::report::table::Table;
-use crate::report::units::{bytes, duration, exact};
 use serde_json::Value;
 use std::time::Duration;
+use xtrain_config::BenchPlan;
+use xtrain_engine::{bench, profile};
+use xtrain_report::scaling::Exchange;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, duration, exact};
+use xtrain_report::{out, outln};
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let results = bench(&plan)?;

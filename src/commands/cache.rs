@@ -7,8 +7,9 @@ mod show;
 mod upkeep;
 
 use super::{Error, Outcome};
-use crate::cache::Store;
-use crate::config::{CachePlan, CacheVerb};
+use xtrain_cache::Store;
+use xtrain_config::{CachePlan, CacheVerb};
+use xtrain_report::outln;
 
 pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
     let (store, flags) = (Store::new(plan.dir()), &*plan.flags);

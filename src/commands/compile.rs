@@ -5,10 +5,11 @@
 mod modules;
 
 use super::{Error, Outcome, target};
-use crate::cache::CompiledGraph;
-use crate::config::CompilePlan;
-use crate::engine::Run;
-use crate::report::units::bytes;
+use xtrain_cache::CompiledGraph;
+use xtrain_config::CompilePlan;
+use xtrain_engine::Run;
+use xtrain_report::units::bytes;
+use xtrain_report::{errln, outln};
 
 pub fn run(
     CompilePlan {

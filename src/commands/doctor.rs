@@ -7,17 +7,18 @@ mod cuda;
 mod neuron;
 
 use super::{Error, Outcome};
-use crate::cache::CacheSettings;
-use crate::config::{Device, DoctorPlan};
-use crate::engine::failed;
-use crate::parallel::Mesh;
-use crate::report::terminal::{Tone, paint};
-use crate::report::units::bytes;
-use crate::runtime::{Client, Library};
-use crate::trainer::{device, matmul_peak};
 use serde_json::json;
 use std::time::{Duration, Instant};
+use xtrain_cache::CacheSettings;
+use xtrain_config::{Device, DoctorPlan};
+use xtrain_engine::failed;
 use xtrain_graphs::Precision;
+use xtrain_parallel::Mesh;
+use xtrain_report::outln;
+use xtrain_report::terminal::{Tone, paint};
+use xtrain_report::units::bytes;
+use xtrain_runtime::{Client, Library};
+use xtrain_trainer::{device, matmul_peak};
 
 pub(super) use check::sum_of_squares;
 use check::{Check, Failed, Report};

@@ -2,26 +2,27 @@
 //! known, and nothing else done.
 
 use super::Error;
-use crate::cache::CompiledGraph;
-use crate::config::{ModelSource, RunPlan};
-use crate::data::Set;
-use crate::engine::model::{parameter_count, trained_count};
-use crate::engine::task::TaskData;
-use crate::engine::{Run, failed};
-use crate::parallel::schedule::bubble;
-use crate::parallel::{Axis, Placements, Stages};
-use crate::report::scaling::Exchange;
-use crate::report::table::Table;
-use crate::report::units::{bytes, exact, flop};
-use crate::runtime::CompiledMemory;
-use crate::trainer::feed::BatchShape;
-use crate::trainer::fit::Footprint;
-use crate::trainer::settings::{Checkpointing, WeightStorage};
-use crate::trainer::step::TrainStep;
-use crate::trainer::trained::Trained;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use xtrain_cache::CompiledGraph;
+use xtrain_config::{ModelSource, RunPlan};
+use xtrain_data::Set;
+use xtrain_engine::model::{parameter_count, trained_count};
+use xtrain_engine::task::TaskData;
+use xtrain_engine::{Run, failed};
 use xtrain_models::Model;
+use xtrain_parallel::schedule::bubble;
+use xtrain_parallel::{Axis, Placements, Stages};
+use xtrain_report::scaling::Exchange;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, exact, flop};
+use xtrain_report::{out, outln};
+use xtrain_runtime::CompiledMemory;
+use xtrain_trainer::feed::BatchShape;
+use xtrain_trainer::fit::Footprint;
+use xtrain_trainer::settings::{Checkpointing, WeightStorage};
+use xtrain_trainer::step::TrainStep;
+use xtrain_trainer::trained::Trained;
 
 /// Prints the plan on standard output.
 pub(super) fn print(run: &mut Run) -> Result<(), Error> {

@@ -1,14 +1,15 @@
 //! `xtrain eval`: loss and metrics of a model on a task's data.
 
 use super::{Error, Outcome};
-use crate::checkpoint::hf::save_metrics;
-use crate::config::RunPlan;
-use crate::distributed::ProcessGroup;
-use crate::engine::device::create_output_dir;
-use crate::engine::{Run, failed};
-use crate::tasks::Split;
 use serde_json::{Map, Value};
 use std::io::IsTerminal;
+use xtrain_checkpoint::hf::save_metrics;
+use xtrain_config::RunPlan;
+use xtrain_distributed::ProcessGroup;
+use xtrain_engine::device::create_output_dir;
+use xtrain_engine::{Run, failed};
+use xtrain_report::{out, outln};
+use xtrain_tasks::Split;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;

@@ -2,13 +2,14 @@
 
 use super::target::describe;
 use super::{Error, Outcome};
-use crate::config::FitPlan;
-use crate::engine::Run;
-use crate::engine::target::AotTarget;
-use crate::report::table::Table;
-use crate::report::units::{bytes, exact};
-use crate::trainer::gpu::Gpu;
 use serde_json::json;
+use xtrain_config::FitPlan;
+use xtrain_engine::Run;
+use xtrain_engine::target::AotTarget;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, exact};
+use xtrain_report::{errln, out, outln};
+use xtrain_trainer::gpu::Gpu;
 
 pub fn run(
     FitPlan {

@@ -1,11 +1,12 @@
 //! `xtrain generate`: continues prompts, or holds a conversation.
 
 use super::{Error, Outcome};
-use crate::config::{GeneratePlan, PromptSource};
-use crate::data::chat_template::Message;
-use crate::engine::{Generator, failed};
-use crate::report::{files, output, units};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use xtrain_config::{GeneratePlan, PromptSource};
+use xtrain_data::chat_template::Message;
+use xtrain_engine::{Generator, failed};
+use xtrain_report::{err, errln, outln};
+use xtrain_report::{files, output, units};
 
 /// Bytes of a file of prompts, and of a prompt, at most. No model has positions for a longer one.
 const PROMPTS: u64 = 64 << 20;

@@ -1,8 +1,8 @@
 //! `xtrain launch`: runs train or eval as several processes.
 
 use super::{Error, Outcome};
-use crate::config::{self, Command, Invocation};
-use crate::launch::{self, LaunchSettings, Verdict};
+use xtrain_config::{self as config, Command, Invocation};
+use xtrain_launch::{self as launch, LaunchSettings, Verdict};
 
 pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
     if settings.node == 0 {

@@ -3,8 +3,9 @@
 mod output;
 
 use super::{Error, Outcome};
-use crate::config::{MeshComparison, RunPlan};
-use crate::engine::meshes::compare;
+use xtrain_config::{MeshComparison, RunPlan};
+use xtrain_engine::meshes::compare;
+use xtrain_report::{out, outln};
 
 pub(super) fn run(plan: RunPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
     let comparison = compare(&plan, wanted)?;

@@ -1,6 +1,8 @@
 //! The commands. `run` dispatches; one file per command calls the layers below and prints the results
 //! on standard output. A command does not parse, does not print errors and does not exit: it returns.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod bench;
 mod cache;
 mod compile;
@@ -22,12 +24,13 @@ mod target;
 mod top;
 mod train;
 
-pub use crate::config::Command;
-pub use crate::engine::{Error, Outcome};
+pub use xtrain_config::Command;
+pub use xtrain_engine::{Error, Outcome};
 
-use crate::distributed::ProcessGroup;
-use crate::distributed::job::Ended;
-use crate::report::output;
+use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::job::Ended;
+use xtrain_report::errln;
+use xtrain_report::output;
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {

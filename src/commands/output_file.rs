@@ -1,8 +1,9 @@
 //! A file that the user names for a command's result: checked before the work, and named after it.
 
 use super::Error;
-use crate::checkpoint::named::{check_named, is_standard_output};
 use std::path::Path;
+use xtrain_checkpoint::named::{check_named, is_standard_output};
+use xtrain_report::{errln, outln};
 
 /// Refuses a file that cannot be written, before the work whose result it is to hold.
 pub fn check_output(flag: &str, path: &Path) -> Result<(), Error> {

@@ -2,12 +2,12 @@
 
 use super::output_file::{announce, check_output};
 use super::{Error, Outcome};
-use crate::checkpoint::named::write_named_bytes;
-use crate::config::PredictPlan;
-use crate::engine::{Run, failed};
-use crate::report::output;
-use crate::tasks::Split;
 use std::path::Path;
+use xtrain_checkpoint::named::write_named_bytes;
+use xtrain_config::PredictPlan;
+use xtrain_engine::{Run, failed};
+use xtrain_report::output;
+use xtrain_tasks::Split;
 
 /// Predicts as the plan says, and writes the predictions.
 ///

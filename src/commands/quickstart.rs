@@ -1,13 +1,16 @@
 //! `xtrain quickstart`: from nothing to a trained model and a sample of its text in a few minutes.
 
 use super::{Error, Outcome, corpus, generate, train};
-use crate::checkpoint::atomic;
-use crate::config::{self, Command, GeneratePlan, Invocation, QuickstartPlan, RunPlan, UsageError};
-use crate::data::tokenizer::train_byte_bpe;
-use crate::engine::failed;
 use std::ffi::OsString;
 use std::path::Path;
+use xtrain_checkpoint::atomic;
+use xtrain_config::{
+    self as config, Command, GeneratePlan, Invocation, QuickstartPlan, RunPlan, UsageError,
+};
+use xtrain_data::tokenizer::train_byte_bpe;
+use xtrain_engine::failed;
 use xtrain_models::EXAMPLE_PRESET;
+use xtrain_report::outln;
 
 /// Tokens of the tokenizer that is trained on the corpus.
 const VOCABULARY: usize = 2048;

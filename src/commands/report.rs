@@ -2,13 +2,14 @@
 
 use super::output_file::check_output;
 use super::{Error, Outcome};
-use crate::checkpoint::named::{is_device, write_named_bytes};
-use crate::config::{Alignment, Flags, ReportFormat};
-use crate::engine::failed;
-use crate::report::output;
-use crate::report::page::{self, Report};
-use crate::report::runs::{Axis, losses, read};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::named::{is_device, write_named_bytes};
+use xtrain_config::{Alignment, Flags, ReportFormat};
+use xtrain_engine::failed;
+use xtrain_report::output;
+use xtrain_report::page::{self, Report};
+use xtrain_report::runs::{Axis, losses, read};
+use xtrain_report::{err, errln, out, outln};
 
 /// The page that a training run writes.
 pub const REPORT_FILE: &str = "report.html";
@@ -102,7 +103,7 @@ pub fn of_run(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn compare_losses(runs: [&crate::report::runs::Run; 2], flags: &Flags) -> Result<Outcome, Error> {
+fn compare_losses(runs: [&xtrain_report::runs::Run; 2], flags: &Flags) -> Result<Outcome, Error> {
     let axis = match *flags.align {
         Alignment::Auto => None,
         Alignment::Step => Some(Axis::Step),

@@ -5,15 +5,16 @@ mod child;
 
 use super::output_file::check_output;
 use super::{Error, Outcome};
-use crate::checkpoint::named::write_named_bytes;
-use crate::config::{Axis, ScaledRun, ScalingPlan, into_directory};
-use crate::engine::failed;
-use crate::report::runs::read;
-use crate::report::scaling::{Exchange, Point, Scaling};
-use crate::report::units::count;
 use child::{Children, Stopped};
 use serde_json::Value;
 use std::path::Path;
+use xtrain_checkpoint::named::write_named_bytes;
+use xtrain_config::{Axis, ScaledRun, ScalingPlan, into_directory};
+use xtrain_engine::failed;
+use xtrain_report::runs::read;
+use xtrain_report::scaling::{Exchange, Point, Scaling};
+use xtrain_report::units::count;
+use xtrain_report::{errln, out, outln};
 
 /// One run's numbers.
 struct Measured {
@@ -204,7 +205,7 @@ fn last_json(output: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE};
+    use xtrain_report::telemetry::{Event, StepEvent, TELEMETRY_FILE};
 
     #[test]
     fn the_pace_leaves_out_the_first_step_and_compiling() {

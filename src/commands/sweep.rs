@@ -5,18 +5,6 @@
 
 use super::report::REPORT_FILE;
 use super::{Error, Outcome};
-use crate::checkpoint::named::write_named_bytes;
-use crate::checkpoint::{atomic, files};
-use crate::config::{SweepPlan, SweptRun};
-use crate::engine::failed;
-use crate::launch::{Supervised, own_process};
-use crate::report::ending::ending_signals;
-use crate::report::memory;
-use crate::report::page::{self, Report};
-use crate::report::runs::checkpoints::newest_checkpoint;
-use crate::report::runs::read;
-use crate::report::table::Table;
-use crate::report::units::{bytes, duration};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
@@ -26,6 +14,19 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::named::write_named_bytes;
+use xtrain_checkpoint::{atomic, files};
+use xtrain_config::{SweepPlan, SweptRun};
+use xtrain_engine::failed;
+use xtrain_launch::{Supervised, own_process};
+use xtrain_report::ending::ending_signals;
+use xtrain_report::memory;
+use xtrain_report::page::{self, Report};
+use xtrain_report::runs::checkpoints::newest_checkpoint;
+use xtrain_report::runs::read;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, duration};
+use xtrain_report::{errln, out};
 
 /// The list of finished runs, in the sweep's directory.
 const SWEEP_FILE: &str = "sweep.json";

@@ -3,22 +3,23 @@
 //! kernels it becomes, and how long it has to take at least.
 
 use super::{Error, Outcome, doctor};
-use crate::cache::CheckedGraph;
-use crate::config::RunPlan;
-use crate::engine::fit::Breakdown;
-use crate::engine::target::AotTarget;
-use crate::engine::{Run, failed};
-use crate::report::table::Table;
-use crate::report::units::{bytes, flop};
-use crate::runtime::hlo::launch_stats::Launches;
-use crate::runtime::hlo::stats::{self, HloStats};
-use crate::trainer::ahead::Ahead;
-use crate::trainer::device::DeviceSettings;
-use crate::trainer::fit::{each, of_graph};
-use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
-use crate::trainer::matmul_peak;
 use std::time::Duration;
+use xtrain_cache::CheckedGraph;
+use xtrain_config::RunPlan;
+use xtrain_engine::fit::Breakdown;
+use xtrain_engine::target::AotTarget;
+use xtrain_engine::{Run, failed};
 use xtrain_graphs::Graph;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, flop};
+use xtrain_report::{errln, out};
+use xtrain_runtime::hlo::launch_stats::Launches;
+use xtrain_runtime::hlo::stats::{self, HloStats};
+use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::device::DeviceSettings;
+use xtrain_trainer::fit::{each, of_graph};
+use xtrain_trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
+use xtrain_trainer::matmul_peak;
 
 /// `xtrain compile --target`: every graph of the run, with what is known of it.
 pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {

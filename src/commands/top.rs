@@ -2,18 +2,19 @@
 //! devices.
 
 use super::{Error, Outcome};
-use crate::config::Flags;
-use crate::engine::failed;
-use crate::report::runs::runs_in;
-use crate::report::table::Table;
-use crate::report::telemetry::TELEMETRY_FILE;
-use crate::report::top::devices::Devices;
-use crate::report::top::processes::Processes;
-use crate::report::top::{Snapshot, draw};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
+use xtrain_config::Flags;
+use xtrain_engine::failed;
+use xtrain_report::runs::runs_in;
+use xtrain_report::table::Table;
+use xtrain_report::telemetry::TELEMETRY_FILE;
+use xtrain_report::top::devices::Devices;
+use xtrain_report::top::processes::Processes;
+use xtrain_report::top::{Snapshot, draw};
+use xtrain_report::{out, outln};
 
 /// From one look to the next.
 const INTERVAL: Duration = Duration::from_secs(1);

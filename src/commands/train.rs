@@ -1,19 +1,20 @@
 //! `xtrain train`: trains a model on a task's data.
 
 use super::{Error, Outcome, dry_run, meshes, predict, report};
-use crate::checkpoint::hf::save_metrics;
-use crate::config::RunPlan;
-use crate::distributed::ProcessGroup;
-use crate::engine::device::create_output_dir;
-use crate::engine::push::Push;
-use crate::engine::{Run, failed};
-use crate::report::accounting;
-use crate::report::telemetry::{self, TELEMETRY_FILE};
-use crate::report::terminal::folded;
-use crate::tasks::Split;
-use crate::trainer::interrupt::Interrupt;
 use serde_json::Map;
 use std::path::Path;
+use xtrain_checkpoint::hf::save_metrics;
+use xtrain_config::RunPlan;
+use xtrain_distributed::ProcessGroup;
+use xtrain_engine::device::create_output_dir;
+use xtrain_engine::push::Push;
+use xtrain_engine::{Run, failed};
+use xtrain_report::accounting;
+use xtrain_report::errln;
+use xtrain_report::telemetry::{self, TELEMETRY_FILE};
+use xtrain_report::terminal::folded;
+use xtrain_tasks::Split;
+use xtrain_trainer::interrupt::Interrupt;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     accounting::begin();

@@ -3,18 +3,18 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
-use crate::data::packing::PackingStrategy;
-use crate::data::settings::{OnBadRow, Quoting};
-use crate::parallel::PipelineSchedule;
-use crate::report::records::LogFormat;
-use crate::report::scaling::Fixed;
-use crate::report::terminal::Colors;
-use crate::runtime::neuron::compiler as neuron;
-use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::{ExampleOrder, OptimizerKind};
+use xtrain_data::packing::PackingStrategy;
+use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::{HeadKind, MODEL_TYPES, has_head};
+use xtrain_parallel::PipelineSchedule;
+use xtrain_report::records::LogFormat;
+use xtrain_report::scaling::Fixed;
+use xtrain_report::terminal::Colors;
+use xtrain_runtime::neuron::compiler as neuron;
+use xtrain_trainer::gpu::Gpu;
+use xtrain_trainer::settings::{ExampleOrder, OptimizerKind};
 
 /// A choice between words.
 pub trait Choice: Copy + 'static {

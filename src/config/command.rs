@@ -88,10 +88,10 @@ macro_rules! sets {
 
 /// The sets that flags and rules are declared for.
 pub mod sets {
-    use crate::config::command::CacheVerb::*;
-    use crate::config::command::CommandName::*;
-    use crate::config::command::Commands;
-    use crate::config::command::TaskName::*;
+    use crate::command::CacheVerb::*;
+    use crate::command::CommandName::*;
+    use crate::command::Commands;
+    use crate::command::TaskName::*;
 
     sets! {
         ALL = _,

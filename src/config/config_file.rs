@@ -8,11 +8,11 @@ use super::error::{Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
 use super::lookup::{self, bad_value};
-use crate::checkpoint::files;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
+use xtrain_checkpoint::files;
 
 /// One entry of a file, its format forgotten.
 struct Entry {
@@ -482,9 +482,9 @@ fn json_key_lines(text: &str) -> Vec<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::TaskName;
-    use crate::config::kind::Degree;
-    use crate::trainer::settings::Resume;
+    use crate::command::TaskName;
+    use crate::kind::Degree;
+    use xtrain_trainer::settings::Resume;
 
     const TRAIN_CLM: CommandName = CommandName::Train(TaskName::Clm);
 

@@ -6,12 +6,12 @@ use super::command::sets::{EVAL, PREDICT, TRAIN, TRAINING};
 use super::command::{CommandName, TaskName};
 use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
-use crate::data::remote;
-use crate::distributed::{self, RankInfo};
-use crate::report::runs::runs_in;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use xtrain_data::remote;
+use xtrain_distributed::{self as distributed, RankInfo};
+use xtrain_report::runs::runs_in;
 
 /// Of a run's settings by their flags' names, those that all of its processes have to have alike.
 pub fn together(settings: &BTreeMap<&'static str, String>) -> BTreeMap<String, String> {

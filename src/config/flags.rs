@@ -13,17 +13,17 @@ use super::forms::*;
 use super::instead;
 use super::kind::*;
 use super::setting::{Setting, Typed};
-use crate::data::features::Features;
-use crate::data::packing::PackingStrategy;
-use crate::data::settings::{OnBadRow, Quoting};
-use crate::parallel::PipelineSchedule;
-use crate::report::records::LogFormat;
-use crate::report::scaling::Fixed;
-use crate::report::terminal::Colors;
-use crate::trainer::settings::{Checkpointing, ExampleOrder, OptimizerKind, Resume, TokensSeen};
 use std::path::PathBuf;
+use xtrain_data::features::Features;
+use xtrain_data::packing::PackingStrategy;
+use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
+use xtrain_parallel::PipelineSchedule;
+use xtrain_report::records::LogFormat;
+use xtrain_report::scaling::Fixed;
+use xtrain_report::terminal::Colors;
+use xtrain_trainer::settings::{Checkpointing, ExampleOrder, OptimizerKind, Resume, TokensSeen};
 
 /// A flag without its typed field, for everything that lists flags.
 #[derive(Clone, Copy, Debug)]
@@ -707,6 +707,9 @@ Cache {
     jobs: Option<Count<1>>, COMPILE, short 'j';
     /// Load compiled graphs from cache_dir and store new ones there
     compile_cache: bool = "true", COMPILING;
+    /// Another cache_dir to look for compiled graphs in, as a directory or a file:// URL; what is
+    /// found there is copied into cache_dir, and nothing is written there
+    cache_remote: Option<CachePath>, COMPILING;
     /// Cache size above which the least recently used graphs are evicted
     cache_max_size: Bytes = "10GiB", COMPILING;
     /// Fail instead of recompiling a graph that this run or an earlier one compiled in another
@@ -898,7 +901,7 @@ TRAIN_EVAL {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::COMMANDS;
+    use crate::command::COMMANDS;
 
     #[test]
     fn every_default_is_a_legal_value() {

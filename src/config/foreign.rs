@@ -140,8 +140,8 @@ pub fn of_command(word: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::COMMANDS as KNOWN;
-    use crate::config::lookup;
+    use crate::command::COMMANDS as KNOWN;
+    use crate::lookup;
     use std::collections::BTreeSet;
 
     /// A row for a name that a command has would never be read, or name a flag that is missing.

@@ -3,13 +3,13 @@
 
 use super::choices::ReportFormat;
 use super::kind::{Form, Kind, Optional, Wrong, kinds, parse_bool};
-use crate::data::LabelMap;
-use crate::report::trackers::{KINDS, TrackerKind};
-use crate::runtime::OverrideValue;
-use crate::trainer::settings::{Checkpointing, Resume, TokensSeen};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use xtrain_data::LabelMap;
 use xtrain_graphs::optim::{Argument, Arguments};
+use xtrain_report::trackers::{KINDS, TrackerKind};
+use xtrain_runtime::OverrideValue;
+use xtrain_trainer::settings::{Checkpointing, Resume, TokensSeen};
 
 /// The parts of a list with commas.
 fn parts(text: &str) -> impl Iterator<Item = &str> {

@@ -7,10 +7,10 @@ use super::command::sets::PREDICT;
 use super::error::UsageError;
 use super::flags::Flags;
 use super::lookup;
-use crate::hub::{self, Hub, HubSettings};
-use crate::report::progress::say;
 use std::path::{Path, PathBuf};
+use xtrain_hub::{self as hub, Hub, HubSettings};
 use xtrain_models::preset_name;
+use xtrain_report::progress::say;
 
 /// Whether a path that was given can only be meant as a name on the Hub.
 pub fn is_name(path: &Path) -> bool {

@@ -5,8 +5,8 @@ use super::choices::GlueTask;
 use super::command::sets::PREDICT;
 use super::flags::Flags;
 use super::lookup;
-use crate::tasks::Glue;
 use std::path::PathBuf;
+use xtrain_tasks::Glue;
 
 /// Where GLUE is on the Hub, each task a configuration.
 const DATASET: &str = "nyu-mll/glue";
@@ -121,8 +121,8 @@ pub fn apply(flags: &mut Flags) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::{CommandName, TaskName};
-    use crate::config::error::Origin;
+    use crate::command::{CommandName, TaskName};
+    use crate::error::Origin;
 
     fn applied(task: TaskName, given: &[(&str, &str)]) -> Flags {
         let mut flags = Flags::new(CommandName::Train(task));

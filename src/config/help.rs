@@ -5,10 +5,10 @@ use super::command::{COMMANDS, VERBS};
 use super::error::{UsageError, refuse};
 use super::tree::{PRINTING, root};
 use super::unexpected;
-use crate::report::terminal;
 use clap::Command;
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
+use xtrain_report::terminal;
 
 /// The page of a command by its words, also of a first word alone; of the program without any.
 /// `flag` is `-h` for the flags that people use most, `--help` for all.

@@ -2,9 +2,9 @@
 //! and its relatives), and of values that only other programs have. Each function names the flags that
 //! do the same, or nothing if there is nothing to name.
 
-use crate::checkpoint::files;
 use serde_json::Value;
 use std::path::Path;
+use xtrain_checkpoint::files;
 use xtrain_graphs::optim::{ADAMW, OPTIMIZERS};
 
 const ZERO_1: &str = "--shard_optimizer_state (ZeRO-1)";

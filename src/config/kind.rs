@@ -4,10 +4,10 @@
 //! understood in two ways.
 
 use super::command::CommandName;
-use crate::data::remote;
 use std::fmt::{self, Debug};
 use std::ops::RangeBounds;
 use std::path::PathBuf;
+use xtrain_data::remote;
 
 /// How a value is written: on the command line how many words follow the flag, in a settings file
 /// what may stand beside a string.
@@ -142,10 +142,10 @@ macro_rules! kinds {
         $(#[$doc])*
         pub struct $kind;
 
-        $crate::config::kind::kinds! { @ $kind, $value, $($rest),+ }
+        $crate::kind::kinds! { @ $kind, $value, $($rest),+ }
     )+};
     ($( $(#[$doc:meta])* for $kind:ty = $($rest:expr),+; )+) => {$(
-        $crate::config::kind::kinds! { @ $kind, $kind, $($rest),+ }
+        $crate::kind::kinds! { @ $kind, $kind, $($rest),+ }
     )+};
     (@ $kind:ty, $value:ty, $form:expr, $placeholder:expr, $expected:expr, $read:expr) => {
         impl Kind for $kind {

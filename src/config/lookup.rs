@@ -194,7 +194,7 @@ pub fn bad_value(flag: &Flag, command: CommandName, found: String, origin: Origi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::TaskName;
+    use crate::command::TaskName;
     use std::collections::BTreeSet;
 
     #[test]

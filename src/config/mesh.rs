@@ -6,10 +6,10 @@ use super::error::{UsageError, refuse};
 use super::flags::Flags;
 use super::kind::Degree;
 use super::setting::Setting;
-use crate::parallel::Mesh;
-use crate::runtime::neuron::host::Host;
-use crate::runtime::visible;
 use std::path::Path;
+use xtrain_parallel::Mesh;
+use xtrain_runtime::neuron::host::Host;
+use xtrain_runtime::visible;
 
 /// The degrees of the axes: data, shard, tensor, pipeline.
 pub fn degrees(flags: &Flags) -> [&Setting<Degree>; 4] {

@@ -1,6 +1,6 @@
 //! The page `docs/migration.md`: what becomes of each setting of transformers' `TrainingArguments`
 //! and example scripts, and of command lines as people write them. It is written from the flag table
-//! and by the parser itself; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test reference_of`.
+//! and by the parser itself; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config reference_of`.
 
 use super::command::{CommandName, TaskName};
 use super::command_line::Parsed;
@@ -265,7 +265,7 @@ const COMMAND_LINES: &str = include_str!("snapshots/command_lines.txt");
 
 const INTRODUCTION: &str = "# Coming from transformers
 
-<!-- Written from src/config by `XTRAIN_WRITE_DOCS=1 cargo test reference_of`. Do not edit by hand. -->
+<!-- Written from src/config by `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config reference_of`. Do not edit by hand. -->
 
 `python run_clm.py FLAGS` is `xtrain train clm FLAGS` here, `run_mlm.py` is `train mlm`, `run_glue.py` is `train cls`, `run_ner.py` is
 `train token-cls`, and `run_clm.py settings.json` is `xtrain train clm settings.json`. Of `torchrun --nproc_per_node 8 run_clm.py FLAGS` the
@@ -398,7 +398,7 @@ fn markdown() -> String {
 
 #[test]
 fn reference_of_migration_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/migration.md");
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("docs/migration.md");
     let page = markdown();
     if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
         std::fs::write(&path, &page).unwrap();
@@ -406,7 +406,7 @@ fn reference_of_migration_is_up_to_date() {
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == page,
-        "docs/migration.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test reference_of`"
+        "docs/migration.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config reference_of`"
     );
 }
 

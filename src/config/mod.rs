@@ -11,6 +11,8 @@
 //!
 //! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod choices;
 mod command;
 mod command_line;
@@ -24,6 +26,8 @@ mod flags;
 mod foreign;
 mod forms;
 mod from_hub;
+#[cfg(test)]
+mod fuzz;
 mod glue;
 mod help;
 mod instead;
@@ -67,10 +71,10 @@ pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;
 pub use setting::Setting;
 
-use crate::report::terminal;
 use command_line::Parsed;
 use std::ffi::OsString;
 use std::sync::Arc;
+use xtrain_report::terminal;
 
 /// The request of a command line.
 #[derive(Clone, Debug, PartialEq)]

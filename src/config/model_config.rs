@@ -4,10 +4,10 @@
 use super::error::UsageError;
 use super::nearest::nearest;
 use super::plan::{ConfigSource, ModelSource};
-use crate::checkpoint::hf;
-use crate::data::Tokenizer;
 use serde_json::Value;
 use std::path::Path;
+use xtrain_checkpoint::hf;
+use xtrain_data::Tokenizer;
 use xtrain_models::Config;
 
 impl ModelSource {

@@ -4,23 +4,23 @@
 use super::choices::{Axis, Device, HubStrategy};
 use super::command::CacheVerb;
 use super::flags::Flags;
-use crate::cache::CacheSettings;
-use crate::hub::HubSettings;
-use crate::launch::LaunchSettings;
-use crate::parallel::Mesh;
-use crate::report::records::LogFormat;
-use crate::report::scaling::Fixed;
-use crate::report::trackers::TrackerKind;
-pub use crate::tasks::TaskPlan;
-use crate::trainer::device::DeviceSettings;
-use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::{
-    BestRule, Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision,
-};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use xtrain_cache::CacheSettings;
 use xtrain_graphs::DType;
+use xtrain_hub::HubSettings;
+use xtrain_launch::LaunchSettings;
+use xtrain_parallel::Mesh;
+use xtrain_report::records::LogFormat;
+use xtrain_report::scaling::Fixed;
+use xtrain_report::trackers::TrackerKind;
+pub use xtrain_tasks::TaskPlan;
+use xtrain_trainer::device::DeviceSettings;
+use xtrain_trainer::gpu::Gpu;
+use xtrain_trainer::settings::{
+    BestRule, Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision,
+};
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,5 @@
 //! The reference pages `docs/flags.md`, written from the flag table, and the table of docs/models.md, from the families. A test fails when one is
-//! out of date; to write them anew run `XTRAIN_WRITE_DOCS=1 cargo test _page`.
+//! out of date; to write them anew run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config _page`.
 
 use super::command::COMMANDS;
 use super::flags::{Flag, Section, Support};
@@ -72,7 +72,7 @@ fn markdown() -> String {
 
 const INTRODUCTION: &str = "# Flags
 
-<!-- Written from src/config/flags.rs by `XTRAIN_WRITE_DOCS=1 cargo test flags_page`. Do not edit by hand. -->
+<!-- Written from src/config/flags.rs by `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config flags_page`. Do not edit by hand. -->
 
 Names, meanings and defaults are those of transformers' `TrainingArguments`, `run_clm`, `run_mlm` and `run_glue`. Each name may be written in snake_case or
 kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before the value. A boolean alone means true; `true` or `false` may
@@ -162,14 +162,14 @@ fn commands(flag: &Flag) -> String {
 
 #[test]
 fn flags_page_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flags.md");
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("docs/flags.md");
     if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
         std::fs::write(&path, markdown()).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == markdown(),
-        "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`"
+        "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config flags_page`"
     );
 }
 
@@ -206,7 +206,7 @@ fn families() -> String {
 
 #[test]
 fn models_page_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("docs/models.md");
     let page = std::fs::read_to_string(&path).unwrap();
     let (head, rest) = page.split_once("| `model_type` |").unwrap();
     let (_, tail) = rest.split_once("\n\n").unwrap();
@@ -216,6 +216,6 @@ fn models_page_is_up_to_date() {
     }
     assert!(
         std::fs::read_to_string(&path).unwrap() == expected,
-        "docs/models.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test models_page`"
+        "docs/models.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config models_page`"
     );
 }

@@ -16,22 +16,22 @@ use super::scaling;
 use super::setting::Setting;
 use super::sources;
 use super::sweep;
-use crate::cache::CacheSettings;
-use crate::distributed::environment::Timeouts;
-use crate::hub::HubSettings;
-use crate::launch::LaunchSettings;
-use crate::parallel::Mesh;
-use crate::runtime::OverrideValue;
-use crate::runtime::neuron::NeuronSettings;
-use crate::trainer::device::DeviceSettings;
-use crate::trainer::settings::{
-    Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision, WeightStorage,
-};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use xtrain_cache::CacheSettings;
+use xtrain_distributed::environment::Timeouts;
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
+use xtrain_hub::HubSettings;
+use xtrain_launch::LaunchSettings;
+use xtrain_parallel::Mesh;
+use xtrain_runtime::OverrideValue;
+use xtrain_runtime::neuron::NeuronSettings;
+use xtrain_trainer::device::DeviceSettings;
+use xtrain_trainer::settings::{
+    Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision, WeightStorage,
+};
 
 const CHECKED: &str = "a rule refuses a command without it";
 
@@ -292,22 +292,21 @@ fn neuron(flags: &Flags) -> NeuronSettings {
 
 /// How compiled graphs are kept.
 fn cache(flags: &Flags) -> CacheSettings {
+    let dir = flags
+        .compile_cache
+        .then(|| sources::cache_dir(flags, "graphs"));
+    let remote = flags.cache_remote.as_ref();
     CacheSettings {
-        dir: flags
-            .compile_cache
-            .then(|| sources::cache_dir(flags, "graphs")),
+        remote: remote.map(|dir| dir.join("graphs")),
         max_bytes: *flags.cache_max_size,
         fail_on_recompile: *flags.fail_on_recompile,
+        ..CacheSettings::kept_in(dir)
     }
 }
 
 /// The same for a command that has no flags for it.
 fn all_kept(flags: &Flags) -> CacheSettings {
-    CacheSettings {
-        dir: Some(sources::cache_dir(flags, "graphs")),
-        max_bytes: u64::MAX,
-        fail_on_recompile: false,
-    }
+    CacheSettings::kept_in(Some(sources::cache_dir(flags, "graphs")))
 }
 
 impl CachePlan {

@@ -167,7 +167,7 @@ fn unknown(name: &str) -> UsageError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::command::{CommandName, TaskName};
+    use crate::command::{CommandName, TaskName};
 
     fn applied(parameters: &str, more: &[(&str, &str)]) -> Flags {
         let mut flags = Flags::new(CommandName::Train(TaskName::Clm));

@@ -13,9 +13,9 @@ use super::plan::{ScaledRun, ScalingPlan};
 use super::reading;
 use super::rules;
 use super::setting::Setting;
-use crate::report::scaling::Fixed;
-use crate::trainer::settings::Resume;
 use std::path::Path;
+use xtrain_report::scaling::Fixed;
+use xtrain_trainer::settings::Resume;
 
 /// The first step compiles or loads its graphs and is not counted; of the others at least two say
 /// something.

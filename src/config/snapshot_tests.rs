@@ -1,5 +1,5 @@
 //! What a user meets, as text in `snapshots/`: the answer to each command line of `lines.txt` that
-//! is refused or gets a note. To write it anew run `XTRAIN_WRITE_DOCS=1 cargo test
+//! is refused or gets a note. To write it anew run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config
 //! snapshot_of_messages`. With `XTRAIN_WRITE_PLANS=DIR` the plans of the other lines and all help
 //! pages are written too, to compare two versions of the program with each other.
 
@@ -53,7 +53,8 @@ fn snapshot_of_messages() {
         std::fs::write(folder.join("help.txt"), pages.collect::<String>()).unwrap();
     }
     let messages = fixture.relative(&messages);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/snapshots/messages.txt");
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .join("src/config/snapshots/messages.txt");
     if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
         std::fs::write(&path, &messages).unwrap();
     }
@@ -61,6 +62,6 @@ fn snapshot_of_messages() {
     let first = written.lines().zip(messages.lines()).find(|(a, b)| a != b);
     assert!(
         written == messages,
-        "messages.txt is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test snapshot_of_messages`; first difference: {first:?}"
+        "messages.txt is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test -p xtrain-config snapshot_of_messages`; first difference: {first:?}"
     );
 }

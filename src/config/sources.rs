@@ -7,16 +7,16 @@ use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
-use crate::data::LabelMap;
-use crate::data::packing::PackingStrategy;
-use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
-use crate::tasks::{
-    ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
-};
-use crate::trainer::settings::{BestRule, EarlyStopping};
 use std::path::{Path, PathBuf};
+use xtrain_data::LabelMap;
+use xtrain_data::packing::PackingStrategy;
+use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
+use xtrain_tasks::{
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
+};
+use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
 /// The variable that names the cache's root where no flag does.
 pub const CACHE_VARIABLE: &str = "XTRAIN_CACHE_DIR";

@@ -8,9 +8,9 @@ use super::lookup;
 use super::plan::{SweepPlan, SweptRun};
 use super::rules;
 use super::scaling::parse;
-use crate::checkpoint::hash::sha256;
-use crate::trainer::settings::Resume;
 use std::collections::HashSet;
+use xtrain_checkpoint::hash::sha256;
+use xtrain_trainer::settings::Resume;
 
 /// More runs than anybody meant.
 const MOST_RUNS: usize = 10_000;

@@ -7,9 +7,9 @@ use super::flags::Flag;
 use super::foreign;
 use super::lookup;
 use super::nearest::nearest;
-use crate::data::remote;
-use crate::hub;
 use std::path::Path;
+use xtrain_data::remote;
+use xtrain_hub as hub;
 use xtrain_models::MODEL_TYPES;
 
 /// A word after a command that takes none.

@@ -356,11 +356,11 @@ pub enum Error {
 
     /// Of the tokenized text's directory. The message is whole, so there is no source.
     #[error("{}", .0.naming("--cache_dir"))]
-    Cache(crate::checkpoint::Error),
+    Cache(xtrain_checkpoint::Error),
 }
 
-impl From<crate::checkpoint::Error> for Error {
-    fn from(error: crate::checkpoint::Error) -> Self {
+impl From<xtrain_checkpoint::Error> for Error {
+    fn from(error: xtrain_checkpoint::Error) -> Self {
         Error::Cache(error)
     }
 }

@@ -15,7 +15,7 @@ use super::batch::Batch;
 use super::queue::{Receiver, Sender, queue};
 use super::sampler::{BatchPlan, Order, Position, group_by_length};
 use super::set::Set;
-use crate::report::panics;
+use xtrain_report::panics;
 
 /// Batches that each worker may hold ready, besides the one it is preparing.
 pub(super) const AHEAD: usize = 4;
@@ -243,9 +243,9 @@ impl<T, E> Drop for Loader<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Row;
-    use crate::data::sampler::Order;
-    use crate::data::samples::Blocks;
+    use crate::Row;
+    use crate::sampler::Order;
+    use crate::samples::Blocks;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 

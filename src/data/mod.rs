@@ -14,11 +14,15 @@
 //!
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod batch;
 pub mod chat_template;
 mod error;
 pub mod features;
 pub mod formats;
+#[cfg(test)]
+mod fuzz;
 mod label;
 pub mod labels;
 pub mod loader;

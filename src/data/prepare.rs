@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+use xtrain_report::errln;
 
-use crate::report::progress;
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::{Value, json};
+use xtrain_report::progress;
 
 use super::error::{Error, Result};
 use super::formats::{input, table};
@@ -19,8 +20,8 @@ use super::samples::{Recipe, Sample, Samples};
 use super::settings::SourceSettings;
 use super::share::Share;
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::lock::Lock;
-use crate::checkpoint::{atomic, hash};
+use xtrain_checkpoint::lock::Lock;
+use xtrain_checkpoint::{atomic, hash};
 
 /// Groups that each thread gets per round: enough to even out long and short texts, few enough to
 /// keep memory small.

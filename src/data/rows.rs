@@ -22,8 +22,8 @@ use sha2::{Digest, Sha256};
 
 use super::error::{Error, Result};
 use super::label::Label;
-use crate::checkpoint::hash::{HashingWriter, hex};
-use crate::checkpoint::{atomic, files};
+use xtrain_checkpoint::hash::{HashingWriter, hex};
+use xtrain_checkpoint::{atomic, files};
 
 const HEADER: usize = 128;
 const PACKED: &[u8; 8] = b"xtrnrows";

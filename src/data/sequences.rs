@@ -315,7 +315,7 @@ mod tests {
     /// cut off on either side.
     #[test]
     fn pieces_make_the_sequence_of_the_whole() {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/data");
         let article = std::fs::read_to_string(data.join("articles-valid.txt")).unwrap();
         let text = article.repeat(300_000 / article.len() + 1);
         use TruncationDirection::{Left, Right};

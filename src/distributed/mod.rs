@@ -4,10 +4,14 @@
 //! The rendezvous carries bootstrap data only: addresses, ranks, heartbeats, failures. What
 //! training exchanges goes between the devices, by the collectives of their platform.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod backoff;
 mod channel;
 pub mod environment;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod hostlist;
 pub mod job;
 pub mod process_group;
@@ -23,6 +27,3 @@ pub use process_group::ProcessGroup;
 
 /// A result of this layer.
 pub type Result<T> = std::result::Result<T, Error>;
-
-#[cfg(test)]
-pub(crate) use wire::tests::{read_frames, sample_frames};

@@ -8,13 +8,13 @@ use super::secret::nonce;
 use super::server::Server;
 use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
-use crate::report::ending::end_now;
-use crate::report::telemetry::host;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use xtrain_report::ending::end_now;
+use xtrain_report::telemetry::host;
 
 /// For questions that are answered at once.
 const AT_ONCE: Duration = Duration::ZERO;

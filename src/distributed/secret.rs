@@ -1,14 +1,14 @@
 //! The secret that the processes of a job share, and the proofs made with it.
 
 use super::{Error, Result};
-use crate::report::files;
-use crate::report::units::hex;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use xtrain_report::files;
+use xtrain_report::units::hex;
 
 /// Holds the secret itself, also in the environment of the ranks that a launcher starts.
 pub const VARIABLE: &str = "XTRAIN_RDZV_SECRET";

@@ -1,26 +1,26 @@
 //! From a set to batches on the device: which shapes there are, what is uploaded, in which order.
 
 use super::error::Error;
-use crate::data::batch::{Batch, HostLabels};
-use crate::data::loader::{LoadSpec, Loader};
-use crate::data::sampler::{BatchPlan, Order};
-use crate::data::set::Set;
-use crate::data::stream::{StreamLoader, StreamPosition, StreamSpec};
-use crate::parallel::Mesh;
-use crate::report::memory;
-use crate::report::units::bytes;
-use crate::runtime::Client;
-use crate::trainer::error_in_batch;
-use crate::trainer::feed::{BatchShape, DeviceBatch};
-use crate::trainer::session::{Buffers, local_devices};
-use crate::trainer::{self};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use xtrain_data::batch::{Batch, HostLabels};
+use xtrain_data::loader::{LoadSpec, Loader};
+use xtrain_data::sampler::{BatchPlan, Order};
+use xtrain_data::set::Set;
+use xtrain_data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{
     ATTENTION_MASK, Feed, IGNORED_LABEL, INPUT_IDS, LABELS, LabelledShare, Objective, POSITION_IDS,
     POSITIONS, TOKEN_TYPE_IDS,
 };
+use xtrain_parallel::Mesh;
+use xtrain_report::memory;
+use xtrain_report::units::bytes;
+use xtrain_runtime::Client;
+use xtrain_trainer as trainer;
+use xtrain_trainer::error_in_batch;
+use xtrain_trainer::feed::{BatchShape, DeviceBatch};
+use xtrain_trainer::session::{Buffers, local_devices};
 
 /// What a run's batches look like.
 #[derive(Clone, Debug)]

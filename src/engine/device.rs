@@ -1,17 +1,18 @@
 //! Opening the devices of a run, and the directory for what it writes.
 
 use super::error::{Error, failed};
-use crate::cache::CacheSettings;
-use crate::checkpoint::lock::{Lock, RUN_LOCK, Refused};
-use crate::config::{Device, DevicePlan, RunPlan};
-use crate::distributed::ProcessGroup;
-use crate::parallel::Mesh;
-use crate::trainer::device::{DeviceSettings, NeuronEnvironment};
-use crate::trainer::session::Session;
-use crate::trainer::{cuda, device};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::{Arc, Once};
+use xtrain_cache::CacheSettings;
+use xtrain_checkpoint::lock::{Lock, RUN_LOCK, Refused};
+use xtrain_config::{Device, DevicePlan, RunPlan};
+use xtrain_distributed::ProcessGroup;
+use xtrain_parallel::Mesh;
+use xtrain_report::errln;
+use xtrain_trainer::device::{DeviceSettings, NeuronEnvironment};
+use xtrain_trainer::session::Session;
+use xtrain_trainer::{cuda, device};
 
 /// Opens one device per replica, with the cache of compiled graphs, whose directory is printed once
 /// per process.

@@ -1,12 +1,14 @@
 //! How what was asked for ended, and why it failed.
 
-use crate::checkpoint::{self, is_full};
-use crate::config::UsageError;
-use crate::distributed::{self, job::Cause};
-use crate::report::printable::with_causes;
-use crate::trainer::interrupt::QUIT;
-use crate::{cache, runtime, trainer};
 use std::error::Error as StdError;
+use xtrain_cache as cache;
+use xtrain_checkpoint::{self as checkpoint, is_full};
+use xtrain_config::UsageError;
+use xtrain_distributed::{self as distributed, job::Cause};
+use xtrain_report::printable::with_causes;
+use xtrain_runtime as runtime;
+use xtrain_trainer as trainer;
+use xtrain_trainer::interrupt::QUIT;
 
 /// How a command ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,13 @@
 
 use super::error::{Error, failed};
 use super::run::{Run, TrainedLog};
-use crate::data::Set;
-use crate::report::accounting::{self, Part};
-use crate::report::records::Record;
-use crate::report::terminal;
-use crate::tasks::Split;
-use crate::trainer::evaluate::{Evaluation, evaluate};
+use xtrain_data::Set;
+use xtrain_report::accounting::{self, Part};
+use xtrain_report::outln;
+use xtrain_report::records::Record;
+use xtrain_report::terminal;
+use xtrain_tasks::Split;
+use xtrain_trainer::evaluate::{Evaluation, evaluate};
 
 impl Run {
     /// Loss and metrics of the validation set with the weights as they are.

@@ -1,12 +1,12 @@
 //! What a run's replicas hand each other in an optimizer step, from its graphs: nothing is run or
 //! compiled.
 
-use crate::parallel::{Axis, Mesh};
-use crate::report::scaling::Exchange;
-use crate::trainer::Result;
-use crate::trainer::ahead::{Ahead, Steps};
-use crate::trainer::pipeline::sent;
 use xtrain_graphs::{Graph, Target, flops, passes};
+use xtrain_parallel::{Axis, Mesh};
+use xtrain_report::scaling::Exchange;
+use xtrain_trainer::Result;
+use xtrain_trainer::ahead::{Ahead, Steps};
+use xtrain_trainer::pipeline::sent;
 
 /// Kind by kind and axis by axis; of batches of several shapes, the most.
 ///

@@ -5,15 +5,15 @@
 
 use super::device::open_device;
 use super::error::{Error, failed};
-use crate::cache::{CacheSettings, Origin};
-use crate::config::{Device, DevicePlan, TrainSettings};
-use crate::parallel::Mesh;
-use crate::trainer::device::DeviceSettings;
-use crate::trainer::session::Session;
-use crate::trainer::step::{TrainStep, placements};
 use std::sync::Arc;
+use xtrain_cache::{CacheSettings, Origin};
+use xtrain_config::{Device, DevicePlan, TrainSettings};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::{Model, Objective};
+use xtrain_parallel::Mesh;
+use xtrain_trainer::device::DeviceSettings;
+use xtrain_trainer::session::Session;
+use xtrain_trainer::step::{TrainStep, placements};
 
 /// The devices of a run, and how its graphs are made for them.
 #[derive(Clone, Debug)]

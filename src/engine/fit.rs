@@ -4,15 +4,16 @@
 use super::error::{Error, failed};
 use super::run::Run;
 use super::target::AotTarget;
-use crate::parallel::Placements;
-use crate::report::progress::say;
-use crate::report::units::bytes;
-use crate::runtime::hlo::live_buffers;
-use crate::trainer::ahead::Ahead;
-use crate::trainer::fit::{Footprint, footprints, largest_batch};
-use crate::trainer::matmul_peak;
-use crate::trainer::step::TrainStep;
 use xtrain_graphs::BACKWARD;
+use xtrain_parallel::Placements;
+use xtrain_report::errln;
+use xtrain_report::progress::say;
+use xtrain_report::units::bytes;
+use xtrain_runtime::hlo::live_buffers;
+use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::fit::{Footprint, footprints, largest_batch};
+use xtrain_trainer::matmul_peak;
+use xtrain_trainer::step::TrainStep;
 
 impl Run {
     /// Puts the batch size that fits where `auto` stands, for a target that is not attached if one is
@@ -71,7 +72,7 @@ impl Run {
             .and_then(|memory| memory.bytes_limit)
             .map(|limit| limit.max(0) as u64);
         limit
-            .or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4))
+            .or_else(|| xtrain_report::memory::machine().map(|total| total / 5 * 4))
             .ok_or_else(|| {
                 Error::usage(
                     "neither the device nor the system says how much memory there is",

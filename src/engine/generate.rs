@@ -3,17 +3,18 @@
 use super::error::{Error, failed};
 use super::execution::Execution;
 use super::model::{LoadedModel, ModelConfig, origin};
-use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
-use crate::data::Tokenizer;
-use crate::data::chat_template::{ChatTemplate, Message, Variables};
-use crate::data::tokenizer::TextStream;
-use crate::trainer::generate::{
+use serde_json::{Map, Value};
+use xtrain_config::{GeneratePlan, GenerationFlags, ModelSource};
+use xtrain_data::Tokenizer;
+use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
+use xtrain_data::tokenizer::TextStream;
+use xtrain_models::HeadKind;
+use xtrain_report::errln;
+use xtrain_trainer::generate::{
     CachedText, Request, Sampling, check_memory, check_prompts, generate,
 };
-use crate::trainer::parameters::Head;
-use crate::trainer::session::Session;
-use serde_json::{Map, Value};
-use xtrain_models::HeadKind;
+use xtrain_trainer::parameters::Head;
+use xtrain_trainer::session::Session;
 
 /// A saved causal language model that is ready to continue texts.
 pub struct Generator {
@@ -391,13 +392,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds a token; gives the text that became certain.
-    fn push(&mut self, token: u32) -> Result<&str, crate::data::Error> {
+    fn push(&mut self, token: u32) -> Result<&str, xtrain_data::Error> {
         let piece = self.stream.push(token)?;
         Ok(self.read(&piece, false))
     }
 
     /// What was held back.
-    fn finish(&mut self) -> Result<&str, crate::data::Error> {
+    fn finish(&mut self) -> Result<&str, xtrain_data::Error> {
         if self.is_stopped {
             return Ok("");
         }
@@ -433,8 +434,8 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::tokenizer::train_byte_bpe;
     use serde_json::json;
+    use xtrain_data::tokenizer::train_byte_bpe;
 
     fn tokenizer() -> Tokenizer {
         train_byte_bpe(&["a b a b a b"], 258).unwrap()

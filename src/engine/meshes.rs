@@ -11,10 +11,10 @@ mod candidate;
 use super::error::Error;
 use super::execution::Execution;
 use super::run::{Run, execution};
-use crate::config::{MeshComparison, RunPlan};
-use crate::parallel::Mesh;
-use crate::trainer::settings::Checkpointing;
 pub use candidate::Candidate;
+use xtrain_config::{MeshComparison, RunPlan};
+use xtrain_parallel::Mesh;
+use xtrain_trainer::settings::Checkpointing;
 
 /// Meshes that are compiled at most, of which each takes as long as all estimates.
 const TRIES: usize = 3;
@@ -167,7 +167,7 @@ fn sort(candidates: &mut [Candidate], memory: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::fit::Footprint;
+    use xtrain_trainer::fit::Footprint;
 
     fn candidate(peak: u64, examples: usize, waits: f64, sent: u64) -> Candidate {
         let footprint = Footprint {

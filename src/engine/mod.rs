@@ -9,6 +9,8 @@
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
 //! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod batches;
 mod bench;
 pub mod device;

@@ -1,21 +1,21 @@
 //! The model that was asked for, with its weights.
 
 use super::error::{Error, failed};
-use crate::cache::Origin;
-use crate::checkpoint::{Weights, files, hash, hf};
-use crate::config::ModelSource;
-use crate::data::tokenizer::Tokenizer;
-use crate::distributed::ProcessGroup;
-use crate::report::memory;
-use crate::report::progress::say;
-use crate::report::units::{bytes, count};
-use crate::trainer::parameters::{self, Head};
-use crate::trainer::session::Session;
-use crate::trainer::trained::{Trained, TrainedError};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+use xtrain_cache::Origin;
+use xtrain_checkpoint::{Weights, files, hash, hf};
+use xtrain_config::ModelSource;
+use xtrain_data::tokenizer::Tokenizer;
+use xtrain_distributed::ProcessGroup;
 use xtrain_graphs::DType;
 use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
+use xtrain_report::memory;
+use xtrain_report::progress::say;
+use xtrain_report::units::{bytes, count};
+use xtrain_trainer::parameters::{self, Head};
+use xtrain_trainer::session::Session;
+use xtrain_trainer::trained::{Trained, TrainedError};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -109,7 +109,7 @@ impl ModelConfig {
             let tables = tables(&*model, &weights, rows);
             if tables.is_empty() {
                 let tokenizer = model.vocab_size();
-                let mismatch = crate::data::Error::VocabMismatch {
+                let mismatch = xtrain_data::Error::VocabMismatch {
                     tokenizer,
                     model: rows,
                 };

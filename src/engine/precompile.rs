@@ -3,12 +3,12 @@
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::run::Run;
-use crate::cache::CompiledGraph;
-use crate::report::scaling::Exchange;
-use crate::trainer::Result as Trained;
-use crate::trainer::ahead::{Ahead, Steps};
-use crate::trainer::fit::{Footprint, footprints};
 use std::sync::Arc;
+use xtrain_cache::CompiledGraph;
+use xtrain_report::scaling::Exchange;
+use xtrain_trainer::Result as Trained;
+use xtrain_trainer::ahead::{Ahead, Steps};
+use xtrain_trainer::fit::{Footprint, footprints};
 
 impl Run {
     /// Compiles every graph that the run will use, `jobs` at a time, and stores them; `ready` gets

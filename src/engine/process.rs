@@ -1,13 +1,13 @@
 //! What this process is, for its telemetry.
 
 use super::model::parameter_count;
-use crate::config::{RunPlan, without_secrets};
-use crate::distributed::environment;
-use crate::report::accounting;
-use crate::report::memory;
-use crate::report::telemetry::{ProcessEvent, cpu, host, now};
-use crate::trainer::session::Session;
+use xtrain_config::{RunPlan, without_secrets};
+use xtrain_distributed::environment;
 use xtrain_models::Model;
+use xtrain_report::accounting;
+use xtrain_report::memory;
+use xtrain_report::telemetry::{ProcessEvent, cpu, host, now};
+use xtrain_trainer::session::Session;
 
 /// The process that trains by this plan; `peak` is the devices' measured matmul peak, in units of
 /// 10^12 FLOP/s.

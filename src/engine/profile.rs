@@ -1,12 +1,12 @@
 //! Where a step's time goes, in the model's terms: what XLA's profiler saw of each HLO instruction,
 //! summed by the part of the model that recorded it and by kind of operation.
 
-use crate::report::table::Table;
-use crate::runtime::ProfileEvent;
-use crate::runtime::hlo::{self, Instruction};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
+use xtrain_report::table::Table;
+use xtrain_runtime::ProfileEvent;
+use xtrain_runtime::hlo::{self, Instruction};
 
 /// Time of one kind of operation in one part of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Part {
 ///
 /// # Errors
 /// If a module cannot be read.
-pub fn parts(events: &[ProfileEvent], modules: &[Vec<u8>]) -> crate::runtime::Result<Vec<Part>> {
+pub fn parts(events: &[ProfileEvent], modules: &[Vec<u8>]) -> xtrain_runtime::Result<Vec<Part>> {
     let mut known: HashMap<String, (String, String)> = HashMap::new();
     for module in modules {
         let module = hlo::read(module)?;

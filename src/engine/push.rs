@@ -8,18 +8,6 @@
 //! is the command's, and costs no file.
 
 use super::error::{Error, failed};
-use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
-use crate::checkpoint::{atomic, files};
-use crate::config::{HubStrategy, PushPlan};
-use crate::hub::{self, Addition, Repository};
-use crate::report::page;
-use crate::report::progress::say;
-use crate::report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step};
-use crate::report::runs::read;
-use crate::report::units;
-use crate::trainer::Result as TrainerResult;
-use crate::trainer::run_loop::{Hook, StepContext};
-use crate::trainer::settings::Cadence;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +15,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
+use xtrain_checkpoint::{atomic, files};
+use xtrain_config::{HubStrategy, PushPlan};
+use xtrain_hub::{self as hub, Addition, Repository};
+use xtrain_report::page;
+use xtrain_report::progress::say;
+use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step};
+use xtrain_report::runs::read;
+use xtrain_report::units;
+use xtrain_report::{errln, outln};
+use xtrain_trainer::Result as TrainerResult;
+use xtrain_trainer::run_loop::{Hook, StepContext};
+use xtrain_trainer::settings::Cadence;
 
 /// The model card's file.
 const CARD_FILE: &str = "README.md";

@@ -2,30 +2,31 @@
 
 use super::error::{Error, failed};
 use super::model::LoadedModel;
-use crate::checkpoint::hf::{CONFIG_FILE, write_json};
-use crate::checkpoint::state::TRAINING_STATE_FILE;
-use crate::checkpoint::{
-    Checkpoint, TrainingState, files, list_checkpoints, load_checkpoint, read_state,
-};
-use crate::config::{ModelSource, RunPlan, TrainSettings};
-use crate::data::stream::StreamPosition;
-use crate::distributed::ProcessGroup;
-use crate::report::progress::say;
-use crate::report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
-use crate::trainer;
-use crate::trainer::hooks::DTYPE_KEYS;
-use crate::trainer::run_loop::{Progress, RunLength};
-use crate::trainer::run_state::DATA_POSITION;
-use crate::trainer::settings::Resume;
-use crate::trainer::trained::{Trained, frozen_digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::hf::{CONFIG_FILE, write_json};
+use xtrain_checkpoint::state::TRAINING_STATE_FILE;
+use xtrain_checkpoint::{
+    Checkpoint, TrainingState, files, list_checkpoints, load_checkpoint, read_state,
+};
+use xtrain_config::{ModelSource, RunPlan, TrainSettings};
+use xtrain_data::stream::StreamPosition;
+use xtrain_distributed::ProcessGroup;
 use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
+use xtrain_report::errln;
+use xtrain_report::progress::say;
+use xtrain_report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
+use xtrain_trainer as trainer;
+use xtrain_trainer::hooks::DTYPE_KEYS;
+use xtrain_trainer::run_loop::{Progress, RunLength};
+use xtrain_trainer::run_state::DATA_POSITION;
+use xtrain_trainer::settings::Resume;
+use xtrain_trainer::trained::{Trained, frozen_digest};
 
 /// Which run was last started in an output directory, in a file there. The first one needs none;
 /// each one that begins anew, or from another checkpoint than the newest, has the next number, which

@@ -2,9 +2,9 @@
 
 use super::error::{Error, failed};
 use super::run::Run;
-use crate::cache::AotCache;
-use crate::trainer::cuda;
-use crate::trainer::gpu::Gpu;
+use xtrain_cache::AotCache;
+use xtrain_trainer::cuda;
+use xtrain_trainer::gpu::Gpu;
 
 /// A GPU that is not attached, with what compiles for it.
 pub struct AotTarget {

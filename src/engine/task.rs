@@ -5,21 +5,21 @@
 use super::batches::{BatchForm, labelled_shares};
 use super::error::{Error, failed};
 use super::model::{LoadedModel, ModelConfig};
-use crate::config::{self, Flags, RunPlan, TaskPlan};
-use crate::data::padding::Padding;
-use crate::data::sampler::BatchPlan;
-use crate::data::stream::StreamSpec;
-use crate::data::{HostLabels, LabelMap, Set, Tokenizer};
-use crate::parallel::Mesh;
-use crate::report::progress::say;
-use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
-use crate::trainer::evaluate::Metrics;
-use crate::trainer::parameters::Head;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use xtrain_config::{self as config, Flags, RunPlan, TaskPlan};
+use xtrain_data::padding::Padding;
+use xtrain_data::sampler::BatchPlan;
+use xtrain_data::stream::StreamSpec;
+use xtrain_data::{HostLabels, LabelMap, Set, Tokenizer};
 use xtrain_graphs::Tensor;
 use xtrain_models::{Config, LabelledShare, Model, Objective, Predictions};
+use xtrain_parallel::Mesh;
+use xtrain_report::progress::say;
+use xtrain_tasks::{self as tasks, Context, Labelled, Predicted, RunLabels, Split, Task};
+use xtrain_trainer::evaluate::Metrics;
+use xtrain_trainer::parameters::Head;
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

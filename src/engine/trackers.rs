@@ -1,9 +1,9 @@
 //! Experiment trackers of a run, as its plan names them.
 
 use super::error::Error;
-use crate::config::RunPlan;
-use crate::report::trackers::{Destination, RunDescription, TrackerKind, Trackers};
+use xtrain_config::RunPlan;
 use xtrain_models::Model;
+use xtrain_report::trackers::{Destination, RunDescription, TrackerKind, Trackers};
 
 /// Begins them for a run that starts at `step`.
 ///

@@ -7,40 +7,41 @@ use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
 use super::training_data::TrainingData;
-use crate::checkpoint::hf::{
-    TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
-};
-use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
-use crate::config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
-use crate::data::{LabelMap, Set};
-use crate::distributed::ProcessGroup;
-use crate::distributed::process_group::Work;
-use crate::report::accounting::{self, Part};
-use crate::report::printable::quotable;
-use crate::report::progress::{Progress as Bar, Style};
-use crate::report::records::{Record, SummaryRecord};
-use crate::report::telemetry::Telemetry;
-use crate::report::terminal::{Tone, paint};
-use crate::report::trackers::RunEnd;
-use crate::report::units;
-use crate::trainer::ahead::Ahead;
-use crate::trainer::hooks::best::Best;
-use crate::trainer::hooks::{
-    EvaluateHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel, TelemetryHook,
-    graph_listener, trainer_state,
-};
-use crate::trainer::interrupt::Interrupt;
-use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
-use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
-use crate::trainer::session::Session;
-use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
-use crate::trainer::{matmul_peak, parameters, replicas};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::hf::{
+    TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
+};
+use xtrain_checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
+use xtrain_config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
+use xtrain_data::{LabelMap, Set};
+use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::process_group::Work;
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
 use xtrain_models::{Model, ParameterSet};
+use xtrain_report::accounting::{self, Part};
+use xtrain_report::printable::quotable;
+use xtrain_report::progress::{Progress as Bar, Style};
+use xtrain_report::records::{Record, SummaryRecord};
+use xtrain_report::telemetry::Telemetry;
+use xtrain_report::terminal::{Tone, paint};
+use xtrain_report::trackers::RunEnd;
+use xtrain_report::units;
+use xtrain_report::{errln, outln};
+use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::hooks::best::Best;
+use xtrain_trainer::hooks::{
+    EvaluateHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel, TelemetryHook,
+    graph_listener, trainer_state,
+};
+use xtrain_trainer::interrupt::Interrupt;
+use xtrain_trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
+use xtrain_trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
+use xtrain_trainer::session::Session;
+use xtrain_trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
+use xtrain_trainer::{matmul_peak, parameters, replicas};
 
 /// For measuring the device's peak FLOP/s at the start of a run.
 const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);

@@ -5,17 +5,17 @@ use super::error::{Error, failed};
 use super::resume::Start;
 use super::run::Run;
 use super::task::TaskData;
-use crate::data::Set;
-use crate::data::loader::LoadSpec;
-use crate::data::sampler::{BatchPlan, Position};
-use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
-use crate::report::progress::say;
-use crate::runtime::Client;
-use crate::trainer::feed::DeviceBatch;
-use crate::trainer::run_loop::Batches;
-use crate::trainer::run_state::DataPosition;
-use crate::trainer::{self};
 use std::sync::Arc;
+use xtrain_data::Set;
+use xtrain_data::loader::LoadSpec;
+use xtrain_data::sampler::{BatchPlan, Position};
+use xtrain_data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
+use xtrain_report::progress::say;
+use xtrain_runtime::Client;
+use xtrain_trainer as trainer;
+use xtrain_trainer::feed::DeviceBatch;
+use xtrain_trainer::run_loop::Batches;
+use xtrain_trainer::run_state::DataPosition;
 
 /// The rows that a run trains on.
 pub enum TrainingData {

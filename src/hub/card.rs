@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::error::{Error, Result};
 use super::paths::{Name, Named, configurations as by_paths, format_of, says_split};
-use crate::checkpoint::files;
-use crate::data::features::{Features, features_of};
+use xtrain_checkpoint::files;
+use xtrain_data::features::{Features, features_of};
 
 /// Files that may be compared with a card's patterns, each with each.
 const MOST_COMPARED: usize = 4 << 20;

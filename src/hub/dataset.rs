@@ -11,8 +11,8 @@ use super::checks::listed;
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot, list};
 use super::paths::{Name, Named, Split, configurations, format_of};
-use crate::checkpoint::files;
-use crate::data::features::{Features, features_of};
+use xtrain_checkpoint::files;
+use xtrain_data::features::{Features, features_of};
 
 /// The branch with the Hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";

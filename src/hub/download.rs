@@ -8,6 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use xtrain_report::errln;
 
 use hf_hub::CacheRepo;
 use indicatif::ProgressBar;
@@ -19,9 +20,9 @@ use url::Url;
 use super::checks::{etag, range, shown, size};
 use super::client::{Answer, Client, Failure};
 use super::error::{Error, Result};
-use crate::checkpoint::hash::hex;
-use crate::checkpoint::lock::Lock;
-use crate::report::progress;
+use xtrain_checkpoint::hash::hex;
+use xtrain_checkpoint::lock::Lock;
+use xtrain_report::progress;
 
 /// How often an interrupted transfer is resumed before it is an error.
 const ATTEMPTS: usize = 3;

@@ -255,7 +255,7 @@ pub enum Error {
     },
 
     #[error(transparent)]
-    File(#[from] crate::checkpoint::Error),
+    File(#[from] xtrain_checkpoint::Error),
 
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {

@@ -4,6 +4,7 @@
 
 use std::io::ErrorKind::AlreadyExists;
 use std::path::{Path, PathBuf};
+use xtrain_report::errln;
 
 use hf_hub::api::RepoInfo;
 use hf_hub::{Cache, Repo, RepoType};
@@ -14,7 +15,7 @@ use super::client::{Client, Failure};
 use super::download::Wanted;
 use super::error::{Error, Result};
 use super::settings::HubSettings;
-use crate::checkpoint::atomic;
+use xtrain_checkpoint::atomic;
 
 /// Where in the cache downloads are until they are whole and checked.
 const INCOMING: &str = ".xtrain-incoming";

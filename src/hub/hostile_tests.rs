@@ -420,7 +420,7 @@ fn pushed(hub: &TestHub, dir: &Path, patience: Duration) -> String {
 /// The answer to the question where the weights go.
 fn batch(upload: &serde_json::Value, verify: &str) -> String {
     use sha2::Digest;
-    let digest = crate::checkpoint::hash::hex(&sha2::Sha256::digest(&files()[1].1));
+    let digest = xtrain_checkpoint::hash::hex(&sha2::Sha256::digest(&files()[1].1));
     let actions = serde_json::json!({"upload": upload, "verify": {"href": verify}});
     let object = serde_json::json!({"oid": digest, "size": 5000, "actions": actions});
     let body = serde_json::json!({"objects": [object]}).to_string();

@@ -8,6 +8,8 @@
 //! downloaded. The transfer is not: hf-hub takes paths, sizes and the host that gets the token from
 //! a server's answers.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod answers;
 mod card;
 mod checks;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer};
 use super::checks::{listed, shown};
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
-use crate::checkpoint::hf::ADAPTER_CONFIG_FILE;
-use crate::data::tokenizer::{TEMPLATES, TOKENIZER_FILES};
+use xtrain_checkpoint::hf::ADAPTER_CONFIG_FILE;
+use xtrain_data::tokenizer::{TEMPLATES, TOKENIZER_FILES};
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hf_hub::Cache;
 use hf_hub::api::sync::ApiBuilder;
 
-use crate::data::remote::patience;
+use xtrain_data::remote::patience;
 
 #[derive(Clone, PartialEq)]
 pub struct HubSettings {

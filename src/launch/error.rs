@@ -31,5 +31,5 @@ pub enum Error {
         each: String,
     },
     #[error(transparent)]
-    Distributed(#[from] crate::distributed::Error),
+    Distributed(#[from] xtrain_distributed::Error),
 }

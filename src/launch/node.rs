@@ -3,20 +3,21 @@
 
 use super::ranks::{Ranks, Start};
 use super::{Error, Result};
-use crate::distributed;
-use crate::distributed::environment::{self, Timeouts};
-use crate::distributed::job::{Ended, JobSettings, Order, Report, Verdict};
-use crate::distributed::secret::{self, Secret, nonce};
-use crate::distributed::server::Server;
-use crate::distributed::wire::{Connection, Reply, Request, Role};
-use crate::report::accounting::process_age;
-use crate::report::ending::ending_signals;
-use crate::report::memory;
-use crate::report::telemetry::now;
-use crate::report::units::bytes;
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use xtrain_distributed as distributed;
+use xtrain_distributed::environment::{self, Timeouts};
+use xtrain_distributed::job::{Ended, JobSettings, Order, Report, Verdict};
+use xtrain_distributed::secret::{self, Secret, nonce};
+use xtrain_distributed::server::Server;
+use xtrain_distributed::wire::{Connection, Reply, Request, Role};
+use xtrain_report::accounting::process_age;
+use xtrain_report::ending::ending_signals;
+use xtrain_report::errln;
+use xtrain_report::memory;
+use xtrain_report::telemetry::now;
+use xtrain_report::units::bytes;
 
 /// Between two looks at the ranks and at the job.
 const PAUSE: Duration = Duration::from_millis(100);

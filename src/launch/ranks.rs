@@ -2,14 +2,14 @@
 
 use super::child::{Sink, Supervised, own_process};
 use super::{Error, Result};
-use crate::distributed::job::{Cause, Ended};
-use crate::report::ending::signal_of_exit_code;
-use crate::report::terminal;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use xtrain_distributed::job::{Cause, Ended};
+use xtrain_report::ending::signal_of_exit_code;
+use xtrain_report::terminal;
 
 /// A longer line is handed on in pieces.
 const LONGEST_LINE: usize = 1 << 16;

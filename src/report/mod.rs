@@ -2,10 +2,14 @@
 //! it imports nothing of ours, and everything but [`accounting`], [`ending`], [`files`], [`progress`], [`memory`],
 //! [`notice`], [`output`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod accounting;
 pub mod csv;
 pub mod ending;
 pub mod files;
+#[cfg(test)]
+mod fuzz;
 pub mod json;
 pub mod memory;
 pub mod notice;

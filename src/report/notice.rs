@@ -2,6 +2,7 @@
 //! minutes to an hour, and looks like a program that hangs.
 
 use super::progress;
+use crate::errln;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};

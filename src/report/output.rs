@@ -1,5 +1,5 @@
-//! Standard output and standard error that may be closed or full. The macros `out!`, `outln!`, `err!`
-//! and `errln!` of `lib.rs` print through this file: they do not panic, and of control characters they
+//! Standard output and standard error that may be closed or full. The macros [`out!`](crate::out), [`outln!`](crate::outln),
+//! [`err!`](crate::err) and [`errln!`](crate::errln) of all our crates print through this file: they do not panic, and of control characters they
 //! pass only the colours of `terminal::paint`, since names, paths, labels and servers' answers may hold
 //! others. A training run survives a closed stderr; a command whose result was lost fails, so the first
 //! error on standard output is kept for [`lost`].
@@ -9,6 +9,42 @@ use super::terminal;
 use std::fmt::Arguments;
 use std::io::{Error, IsTerminal, Write, stderr, stdout};
 use std::sync::OnceLock;
+
+/// Prints on standard output: the standard library's macro panics when that is closed. A test's own
+/// output is captured by that one.
+#[macro_export]
+macro_rules! out {
+    ($($text:tt)*) => {{
+        #[cfg(test)]
+        ::std::print!($($text)*);
+        #[cfg(not(test))]
+        $crate::output::print(::std::format_args!($($text)*));
+    }};
+}
+
+/// Prints on standard error, as [`out!`](crate::out) does on standard output.
+#[macro_export]
+macro_rules! err {
+    ($($text:tt)*) => {{
+        #[cfg(test)]
+        ::std::eprint!($($text)*);
+        #[cfg(not(test))]
+        $crate::output::complain(::std::format_args!($($text)*));
+    }};
+}
+
+/// Prints a line on standard output.
+#[macro_export]
+macro_rules! outln {
+    () => { $crate::out!("\n") };
+    ($($text:tt)*) => { $crate::out!("{}\n", ::std::format_args!($($text)*)) };
+}
+
+/// Prints a line on standard error.
+#[macro_export]
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::err!("{}\n", ::std::format_args!($($text)*)) };
+}
 
 static LOST: OnceLock<Error> = OnceLock::new();
 

@@ -6,6 +6,7 @@
 use super::printable::one_line;
 use super::terminal;
 use super::units::duration;
+use crate::{errln, outln};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,6 +4,7 @@
 
 use super::accounting::{self, Account, Reader};
 use super::files;
+use crate::errln;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

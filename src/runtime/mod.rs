@@ -10,7 +10,11 @@
 //!
 //! Nothing here knows graphs, models or training.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod error;
+#[cfg(test)]
+mod fuzz;
 pub mod hlo;
 mod pjrt;
 mod vendors;

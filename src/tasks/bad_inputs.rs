@@ -16,9 +16,9 @@ use tempfile::TempDir;
 
 use super::test_support::{collator, examples, has_labels, labels, lines};
 use super::{ClsDataSettings, MlmDataSettings, Split};
-use crate::data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
-use crate::data::tokenizer::train_byte_bpe;
-use crate::data::{Label, LabelMap, Result, Rows, Tokenizer};
+use xtrain_data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
+use xtrain_data::tokenizer::train_byte_bpe;
+use xtrain_data::{Label, LabelMap, Result, Rows, Tokenizer};
 
 /// A BERT-like tokenizer with one token for each letter.
 pub(super) fn letters(dir: &Path) -> Tokenizer {

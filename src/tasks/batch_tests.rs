@@ -4,11 +4,11 @@ use super::bad_inputs::{letters, settings};
 use super::clm::ClmDataSettings;
 use super::test_support::{collator, context};
 use super::*;
-use crate::data::padding::Padding;
-use crate::data::rows::flag;
-use crate::data::settings::PaddingSettings;
-use crate::data::{Error, HostLabels, Label, Position, Row, Rows};
 use ndarray::{arr1, arr2};
+use xtrain_data::padding::Padding;
+use xtrain_data::rows::flag;
+use xtrain_data::settings::PaddingSettings;
+use xtrain_data::{Error, HostLabels, Label, Position, Row, Rows};
 
 const AT: Position = Position { epoch: 2, batch: 5 };
 

@@ -14,15 +14,15 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::{Context, Length, Task};
-use crate::data::rows::{Totals, flag};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::share::Share;
-use crate::data::texts::TextFile;
-use crate::data::{
+use xtrain_data::rows::{Totals, flag};
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
+use xtrain_data::texts::TextFile;
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
     SampleFile, Tokenizer,
 };
-use crate::trainer::evaluate::Metrics;
+use xtrain_trainer::evaluate::Metrics;
 
 /// Causal language modelling.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,13 +2,13 @@
 //! text.
 
 use super::*;
-use crate::data::Rows;
-use crate::data::rows::Origin;
-use crate::data::tokenizer::train_byte_bpe;
-use crate::tasks::Split;
-use crate::tasks::test_support::packed;
+use crate::Split;
+use crate::test_support::packed;
 use std::fs;
 use std::path::{Path, PathBuf};
+use xtrain_data::Rows;
+use xtrain_data::rows::Origin;
+use xtrain_data::tokenizer::train_byte_bpe;
 
 fn settings(dir: &Path, train: &[&Path]) -> ClmDataSettings {
     ClmDataSettings {
@@ -285,7 +285,7 @@ fn block_sizes_follow_run_clm() {
 
 #[test]
 fn a_column_of_a_table_gives_the_same_rows_as_lines() {
-    use crate::tasks::bad_inputs::{Column, gzip, parquet};
+    use crate::bad_inputs::{Column, gzip, parquet};
     let dir = tempfile::tempdir().unwrap();
     let lines = ["one, two\n", "three \"four\"\n", "\n", "five\n"];
     let quoted = |line: &str| format!("\"{}\"", line.replace('"', "\"\""));
@@ -321,7 +321,7 @@ fn a_column_of_a_table_gives_the_same_rows_as_lines() {
         let path = dir.path().join(name);
         fs::write(&path, bytes).unwrap();
         let mut settings = settings(dir.path(), &[&path]);
-        settings.source.table.quoting = Some(crate::data::settings::Quoting::Standard);
+        settings.source.table.quoting = Some(xtrain_data::settings::Quoting::Standard);
         settings.source.validation_split_percentage = 0.0;
         let found = rows(&packed(&settings, Split::Train, &tokenizer, 4).unwrap());
         assert_eq!(*wanted.get_or_insert(found.clone()), found, "{name}");

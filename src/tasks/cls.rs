@@ -18,15 +18,15 @@ use super::estimates::Estimates;
 use super::glue::Glue;
 use super::metrics::{Confusion, argmax, softmax};
 use super::{Context, Labelled, Length, Predicted, Task};
-use crate::data::padding::Padding;
-use crate::data::sequences::SequenceEncoder;
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::{
+use xtrain_data::padding::Padding;
+use xtrain_data::sequences::SequenceEncoder;
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Recipe, Result, Sample,
     SampleFile,
 };
-use crate::report::csv;
-use crate::trainer::evaluate::Metrics;
+use xtrain_report::csv;
+use xtrain_trainer::evaluate::Metrics;
 
 /// Samples that a thread takes at a time.
 pub(super) const GROUP: usize = 256;

@@ -1,13 +1,13 @@
 //! Splits, lengths, pairs and what is kept on disk.
 
 use super::*;
-use crate::data::rows::Origin;
-use crate::data::{Position, Rows};
-use crate::tasks::bad_inputs::{Column, letters, load, parquet, settings};
-use crate::tasks::test_support::{collator, context, examples, has_labels, labels};
-use crate::tasks::{RunLabels, Split};
+use crate::bad_inputs::{Column, letters, load, parquet, settings};
+use crate::test_support::{collator, context, examples, has_labels, labels};
+use crate::{RunLabels, Split};
 use std::fs;
 use std::path::PathBuf;
+use xtrain_data::rows::Origin;
+use xtrain_data::{Position, Rows};
 
 fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
     let path = dir.join(name);
@@ -321,7 +321,7 @@ fn the_label_of_what_has_none_is_refused_but_for_predictions() {
     let message = message.unwrap_err().to_string();
     assert!(message.contains("t.csv:3: label -100"), "{message}");
     task.labels = None;
-    task.source.table.on_bad_row = crate::data::settings::OnBadRow::Skip;
+    task.source.table.on_bad_row = xtrain_data::settings::OnBadRow::Skip;
     let left = labels(&task).unwrap();
     assert_eq!(left.names(), ["0", "1"]);
     let found = examples(&task, Split::Train, &tokenizer, Some(&left), 8).unwrap();

@@ -8,13 +8,13 @@ use std::sync::atomic::AtomicU64;
 
 use super::RunLabels;
 use super::glue::Glue;
-use crate::data::formats::cell::{Cell, IGNORED};
-use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Row, Table};
-use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
-use crate::data::texts::not_text;
-use crate::data::whitespace;
-use crate::data::{Error, Label, LabelMap, Result, Sample, SampleFile};
+use xtrain_data::formats::cell::{Cell, IGNORED};
+use xtrain_data::formats::input::Bookmark;
+use xtrain_data::formats::table::{Row, Table};
+use xtrain_data::settings::{OnBadRow, PaddingSettings, SourceSettings};
+use xtrain_data::texts::not_text;
+use xtrain_data::whitespace;
+use xtrain_data::{Error, Label, LabelMap, Result, Sample, SampleFile};
 
 /// Classification and regression of texts.
 #[derive(Clone, Debug, PartialEq)]

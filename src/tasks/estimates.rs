@@ -5,8 +5,8 @@ use xtrain_graphs::Tensor;
 use xtrain_models::{IGNORED_NUMBER, Predictions};
 
 use super::glue::Glue;
-use crate::data::HostLabels;
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::HostLabels;
+use xtrain_trainer::evaluate::Metrics;
 
 /// Estimates and labels, pair by pair; a label may be missing.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,7 +1,7 @@
 //! What GLUE says of a task besides its rows: how it is measured, and what its classes are called.
 
 use super::metrics::argmax;
-use crate::data::LabelMap;
+use xtrain_data::LabelMap;
 
 /// One of GLUE's tasks, as `evaluate` and `datasets` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

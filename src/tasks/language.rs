@@ -1,12 +1,12 @@
 //! What both language models have in common: lines of text, 1000 at a time, and how many tokens
 //! were predicted.
 
-use crate::data::rows::Totals;
-use crate::data::share::Share;
-use crate::data::{Error, HostLabels, Sample};
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::rows::Totals;
+use xtrain_data::share::Share;
+use xtrain_data::{Error, HostLabels, Sample};
 use xtrain_graphs::Tensor;
 use xtrain_models::Predictions;
+use xtrain_trainer::evaluate::Metrics;
 
 /// Lines that are joined before cutting: `datasets.map`'s batch size, on which the rows of run_clm
 /// and run_mlm depend.

@@ -10,8 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use xtrain_models::IGNORED_LABEL;
 
-use crate::data::rows::flag;
-use crate::data::sampler::below;
+use xtrain_data::rows::flag;
+use xtrain_data::sampler::below;
 
 /// Of the chosen tokens, how many of ten become the mask token; one more of ten a random one.
 const MASKED_OF_TEN: u64 = 8;

@@ -12,18 +12,18 @@ use xtrain_models::{HeadKind, MaskedToken, Objective};
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::masking::Masking;
 use super::{Context, Length, Task};
-use crate::data::padding::Padding;
-use crate::data::rows::{Totals, flag};
-use crate::data::sequences::{Sequence, SequenceEncoder};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::share::Share;
-use crate::data::texts::TextFile;
-use crate::data::whitespace;
-use crate::data::{
+use xtrain_data::padding::Padding;
+use xtrain_data::rows::{Totals, flag};
+use xtrain_data::sequences::{Sequence, SequenceEncoder};
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
+use xtrain_data::texts::TextFile;
+use xtrain_data::whitespace;
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
     SampleFile,
 };
-use crate::trainer::evaluate::Metrics;
+use xtrain_trainer::evaluate::Metrics;
 
 /// Masked language modelling.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,14 +1,14 @@
 //! Rows, lines and masking, beyond what the golden case shows.
 
 use super::*;
-use crate::data::loader::{LoadSpec, Loader};
-use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::{Batch, Rows};
-use crate::tasks::Split;
-use crate::tasks::bad_inputs::letters;
-use crate::tasks::test_support::{collator, examples};
+use crate::Split;
+use crate::bad_inputs::letters;
+use crate::test_support::{collator, examples};
 use std::fs;
 use std::path::Path;
+use xtrain_data::loader::{LoadSpec, Loader};
+use xtrain_data::sampler::{BatchPlan, Order, Position};
+use xtrain_data::{Batch, Rows};
 
 fn settings(dir: &Path, text: &str) -> MlmDataSettings {
     let path = dir.join("t.txt");

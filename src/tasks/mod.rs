@@ -7,6 +7,8 @@
 //!
 //! A new task is a file beside `cls`, and a line in each place of this one that lists them.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod clm;
 pub mod cls;
 mod columns;
@@ -27,12 +29,12 @@ use std::sync::Arc;
 use serde_json::Value;
 use xtrain_models::{Config, HeadKind, Objective};
 
-use crate::data::prepare::{Job, percentage};
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::share::Share;
-use crate::data::stream::StreamSpec;
-use crate::data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
-use crate::trainer::evaluate::Metrics;
+use xtrain_data::prepare::{Job, percentage};
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
+use xtrain_data::stream::StreamSpec;
+use xtrain_data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
+use xtrain_trainer::evaluate::Metrics;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;

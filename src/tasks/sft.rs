@@ -16,18 +16,18 @@ use xtrain_models::{HeadKind, NextToken, Objective};
 
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task};
-use crate::data::chat_template::{ChatTemplate, Message, Variables};
-use crate::data::formats::cell::Cell;
-use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Row as TableRow, Table};
-use crate::data::packing::PackingStrategy;
-use crate::data::padding::Padding;
-use crate::data::settings::{PaddingSettings, SourceSettings};
-use crate::data::texts::not_text;
-use crate::data::{Error, Label, LabelMap, Place, Recipe, Result, Sample, SampleFile, Set};
-use crate::trainer::evaluate::Metrics;
 use examples::Examples;
 use turns::Conversation;
+use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
+use xtrain_data::formats::cell::Cell;
+use xtrain_data::formats::input::Bookmark;
+use xtrain_data::formats::table::{Row as TableRow, Table};
+use xtrain_data::packing::PackingStrategy;
+use xtrain_data::padding::Padding;
+use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::texts::not_text;
+use xtrain_data::{Error, Label, LabelMap, Place, Recipe, Result, Sample, SampleFile, Set};
+use xtrain_trainer::evaluate::Metrics;
 
 /// The columns of whole examples, in the order they are looked for; a file with both a prompt and
 /// a completion has those instead.

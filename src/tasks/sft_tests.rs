@@ -1,15 +1,15 @@
 //! Texts, completions and conversations beside what TRL makes of them, and what is wrong with a row.
 
 use super::*;
-use crate::data::settings::TableSettings;
-use crate::data::{Position, Tokenizer};
-use crate::tasks::test_support::context;
-use crate::tasks::{Split, set};
+use crate::test_support::context;
+use crate::{Split, set};
 use std::fs;
 use std::path::PathBuf;
+use xtrain_data::settings::TableSettings;
+use xtrain_data::{Position, Tokenizer};
 
 fn data(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     root.join("tests/data").join(name)
 }
 

@@ -1,16 +1,20 @@
 //! Streams of each task: the rows of a prepared set, and positions that resume bit for bit.
 
+#[path = "../../tests/streaming/test_server.rs"]
+#[allow(dead_code, reason = "the integration tests use all of it")]
+mod test_server;
+
 use super::bad_inputs::letters;
 use super::test_support::{context, examples, packed};
 use super::*;
-use crate::data::Row;
-use crate::data::remote::test_server::{Fault, TestStore};
-use crate::data::settings::{OnBadRow, PaddingSettings, TableSettings};
-use crate::data::stream::{BUFFER_FILE, Stream, StreamPosition};
-use crate::data::tokenizer::train_byte_bpe;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use test_server::{Fault, TestStore};
+use xtrain_data::Row;
+use xtrain_data::settings::{OnBadRow, PaddingSettings, TableSettings};
+use xtrain_data::stream::{BUFFER_FILE, Stream, StreamPosition};
+use xtrain_data::tokenizer::train_byte_bpe;
 
 const LENGTH: usize = 8;
 

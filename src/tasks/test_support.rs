@@ -1,7 +1,7 @@
 //! What the tests of tasks share: sets and rows from settings, without a model.
 
 use super::*;
-use crate::data::{Error, Rows};
+use xtrain_data::{Error, Rows};
 
 /// The context of a task for tests, whose length and labels the test decides.
 pub fn context(

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use xtrain_report::errln;
 
 use serde_json::{Map, Value, json};
 use xtrain_graphs::Tensor;
@@ -13,18 +14,18 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, Objective, Predictions, TokenLabel}
 
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
-use crate::data::formats::cell::{Cell, IGNORED};
-use crate::data::formats::conll::{ConllReader, Sentence, no_label};
-use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Format, Row as TableRow, Table};
-use crate::data::padding::Padding;
-use crate::data::sequences::WordEncoder;
-use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
-use crate::data::{
+use xtrain_data::formats::cell::{Cell, IGNORED};
+use xtrain_data::formats::conll::{ConllReader, Sentence, no_label};
+use xtrain_data::formats::input::Bookmark;
+use xtrain_data::formats::table::{Format, Row as TableRow, Table};
+use xtrain_data::padding::Padding;
+use xtrain_data::sequences::WordEncoder;
+use xtrain_data::settings::{OnBadRow, PaddingSettings, SourceSettings};
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Recipe, Result, Row,
     Sample, SampleFile,
 };
-use crate::trainer::evaluate::Metrics;
+use xtrain_trainer::evaluate::Metrics;
 
 /// The columns of words and of labels, in the order they are looked for.
 const WORDS: [&str; 2] = ["tokens", "words"];

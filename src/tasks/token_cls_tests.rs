@@ -1,12 +1,12 @@
 //! Words with labels: pieces, columns, entities, and what is wrong with a file.
 
 use super::*;
-use crate::data::{Position, Tokenizer};
-use crate::tasks::bad_inputs::letters;
-use crate::tasks::test_support::{context, examples, labels};
-use crate::tasks::{Split, set, test_samples};
+use crate::bad_inputs::letters;
+use crate::test_support::{context, examples, labels};
+use crate::{Split, set, test_samples};
 use std::fs;
 use std::path::PathBuf;
+use xtrain_data::{Position, Tokenizer};
 
 fn settings(dir: &Path, files: &[PathBuf]) -> TokenClsDataSettings {
     TokenClsDataSettings {
@@ -72,7 +72,7 @@ fn the_first_piece_of_each_word_is_labelled_in_every_format() {
 
 #[test]
 fn rows_and_scores_equal_run_ner() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let further = std::env::var_os("XTRAIN_GOLDEN_DIR")
         .map_or_else(|| root.join("../shared/golden"), PathBuf::from);
     for dir in [root.join("tests/data/golden"), further] {
@@ -98,7 +98,7 @@ fn equals_run_ner(dir: &Path, golden: &Path) {
     let set = set(&task, &context, Split::Train).unwrap();
     let rows: Vec<u32> = (0..set.len() as u32).collect();
     let batch = set.batch(&rows, rows.len(), Position::default()).unwrap();
-    let wanted = crate::checkpoint::Weights::open(&golden.join("rows.safetensors")).unwrap();
+    let wanted = xtrain_checkpoint::Weights::open(&golden.join("rows.safetensors")).unwrap();
     let numbers = |name: &str| -> Vec<i32> {
         let tensor = wanted.get(name).unwrap();
         let words = tensor.bytes.chunks_exact(8);

@@ -9,9 +9,9 @@ use super::session::parameters::parameter_shape;
 use super::session::replicas;
 use super::session::{Recording, Session};
 use super::step::{Phase, TrainStep};
-use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
+use xtrain_cache::CompiledGraph;
 use xtrain_graphs::{Graph, Shape};
 
 /// The shapes that decide a run's graphs.

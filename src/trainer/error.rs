@@ -1,7 +1,7 @@
 //! What can go wrong while a model is built, trained or evaluated.
 
-use crate::report::units;
 use std::path::PathBuf;
+use xtrain_report::units;
 
 /// Why a step, a run or a prediction fails.
 #[derive(Debug, thiserror::Error)]
@@ -135,13 +135,13 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] xtrain_models::Error),
     #[error(transparent)]
-    Cache(#[from] crate::cache::Error),
+    Cache(#[from] xtrain_cache::Error),
     #[error(transparent)]
-    Launch(#[from] crate::distributed::Error),
+    Launch(#[from] xtrain_distributed::Error),
     #[error(transparent)]
-    Runtime(#[from] crate::runtime::Error),
+    Runtime(#[from] xtrain_runtime::Error),
     #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::Error),
+    Checkpoint(#[from] xtrain_checkpoint::Error),
     #[error("{path}: {source}")]
     Io {
         path: PathBuf,

@@ -10,7 +10,7 @@ use xtrain_graphs::{DropoutRng, Tensor};
 use xtrain_models::{Forward, Inputs, Model, Objective, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
-pub const GRAPH_NAME: &str = crate::cache::EVALUATION;
+pub const GRAPH_NAME: &str = xtrain_cache::EVALUATION;
 
 /// The graph's output: the loss, the number of labels, what the objective measures, then what the
 /// metrics need.

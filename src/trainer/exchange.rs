@@ -10,8 +10,6 @@
 
 use super::error::Result;
 use super::session::Recording;
-use crate::parallel::buckets::buckets;
-use crate::parallel::{Axis, AxisSharding, Mesh, Placements, Stages, ZeroSharding, stages};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,6 +17,8 @@ use xtrain_graphs::optim::{Optimizer, UpdateShard};
 use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
+use xtrain_parallel::buckets::buckets;
+use xtrain_parallel::{Axis, AxisSharding, Mesh, Placements, Stages, ZeroSharding, stages};
 
 /// How a parameter and its update are placed on the replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]

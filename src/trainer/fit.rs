@@ -5,8 +5,8 @@ use super::ahead::{Ahead, Step, Steps};
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::Phase;
-use crate::cache::{AotCache, Memory};
 use std::collections::BTreeMap;
+use xtrain_cache::{AotCache, Memory};
 use xtrain_graphs::passes::stages::is_value;
 use xtrain_graphs::{Graph, InputRole, Shape, liveness};
 

@@ -8,10 +8,10 @@ pub use super::sampling::Sampling;
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::parameter_tensors;
-use crate::report::memory;
 use std::rc::Rc;
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
 use xtrain_models::{KvCache, Model, TokenBatch, Weights};
+use xtrain_report::memory;
 
 /// The name, in plans, logs and the cache, of the graph that takes prompts in.
 pub const PREFILL: &str = "prefill";

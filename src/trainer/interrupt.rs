@@ -1,11 +1,12 @@
 //! SIGINT, SIGTERM and SIGHUP: before the first step they end the run, which has nothing to save. After it
 //! the first one asks for a clean end after the current step, and a second one quits at once.
 
-use crate::checkpoint::lock::abandon;
-use crate::distributed::{self, ProcessGroup};
-use crate::report::ending::{end_now, ending_signals};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use xtrain_checkpoint::lock::abandon;
+use xtrain_distributed::{self as distributed, ProcessGroup};
+use xtrain_report::ending::{end_now, ending_signals};
+use xtrain_report::errln;
 
 /// The exit code after a second signal.
 pub const QUIT: u8 = 3;

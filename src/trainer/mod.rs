@@ -7,6 +7,8 @@
 //! `ahead` (a run's graphs without its data), `fit` (the largest batch), `devices` (opening one, or
 //! compiling for one that is not attached), `interrupt`.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod ahead;
 mod devices;
 mod error;

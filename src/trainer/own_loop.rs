@@ -6,9 +6,9 @@
 use super::error::Result;
 use super::session::{Recording, Session};
 use super::step::optimizer_step::{feed_scalars, state_name, state_tensors};
-use crate::parallel::Axis;
 use xtrain_graphs::optim::{Optimizer, ParameterInfo, Update};
 use xtrain_graphs::{DType, Shape, Tensor};
+use xtrain_parallel::Axis;
 
 /// The parameters of a model, equal on all data-parallel replicas, and what optimizes them.
 pub struct ParameterSet {

@@ -10,10 +10,10 @@ use super::feed::DeviceBatch;
 use super::run_state::{DataPosition, RunState};
 use super::session::Session;
 use super::step::{MetricsReader, Phase, StepMetrics, TrainStep, read_metrics};
-use crate::report::accounting::{self, Part};
-use crate::report::step_line::StepTime;
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
+use xtrain_report::accounting::{self, Part};
+use xtrain_report::step_line::StepTime;
 
 /// A scale at which even the largest gradient that fp16 has stands for one of a thousand million:
 /// nothing that trains is so steep.

@@ -3,18 +3,18 @@
 
 use super::error::{Error, Result};
 use super::hooks::best::Best;
-use crate::checkpoint::{atomic, files};
-use crate::report::json;
-use crate::report::progress::Progress as Bar;
-use crate::report::records::{LOG_FILE, LogFile, LogFormat, Record};
-use crate::report::step_line::StepLine;
-use crate::report::terminal;
-use crate::report::trackers::{RunEnd, Trackers};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::{atomic, files};
 use xtrain_graphs::optim::Plateau;
+use xtrain_report::json;
+use xtrain_report::progress::Progress as Bar;
+use xtrain_report::records::{LOG_FILE, LogFile, LogFormat, Record};
+use xtrain_report::step_line::StepLine;
+use xtrain_report::terminal;
+use xtrain_report::trackers::{RunEnd, Trackers};
 
 /// The account of one run.
 pub struct RunState {
@@ -333,12 +333,12 @@ pub struct DataPosition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::accounting::{self, Part};
-    use crate::report::progress::Style;
-    use crate::report::records::TrainRecord;
-    use crate::report::telemetry::{Event, StepEvent, Telemetry, now};
-    use crate::report::trackers::{RunDescription, TensorBoard};
     use std::time::{Duration, Instant};
+    use xtrain_report::accounting::{self, Part};
+    use xtrain_report::progress::Style;
+    use xtrain_report::records::TrainRecord;
+    use xtrain_report::telemetry::{Event, StepEvent, Telemetry, now};
+    use xtrain_report::trackers::{RunDescription, TensorBoard};
 
     /// A step of 50 ms may lose 0.2 % to all that is recorded of it: the log, TensorBoard's events
     /// and the account of time at every step, and telemetry, which a run writes once a second, at

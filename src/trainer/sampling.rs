@@ -186,7 +186,7 @@ mod tests {
     fn probabilities_are_those_of_transformers() {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/tests/data/golden/newer/sampling.json"
+            "/../../tests/data/golden/newer/sampling.json"
         );
         let cases: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();

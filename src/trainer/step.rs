@@ -20,7 +20,6 @@ use super::feed::{DeviceBatch, feed_batch, graph_name};
 use super::session::parameters::{ExtraState, parameter_shape};
 use super::session::{Recording, Session, StepOutputs};
 use super::settings::{OptimizerSettings, WeightStorage};
-use crate::parallel::{Axis, Placements};
 use gradients::Gradients;
 use optimizer_step::OptimizerStep;
 use state::StateOptions;
@@ -31,6 +30,7 @@ use xtrain_graphs::{
     Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with, step_key,
 };
 use xtrain_models::{Forward, Inputs, Model, Objective, ParameterSpec, Weight, Weights};
+use xtrain_parallel::{Axis, Placements};
 
 /// Whether a microbatch ends an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Which of a model's parameters a run trains, chosen by patterns of their names.
 
-use crate::checkpoint::hash;
 use regex::Regex;
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
+use xtrain_checkpoint::hash;
 use xtrain_models::{Model, ParameterSpec, freeze};
 
 /// A regular expression that is looked for anywhere in a name.

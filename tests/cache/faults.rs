@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use xtrain::cache::Content;
+use xtrain::cache::{Content, EntryStore};
 
 /// Damages the stored training step, then checks that a run warns of it by name, compiles, and
 /// stores it anew.

@@ -2,7 +2,7 @@
 
 use super::{Bench, Place, counts, entry_of};
 use std::collections::BTreeSet;
-use xtrain::cache::{Content, Entry, Header};
+use xtrain::cache::{Content, Entry, EntryStore, Header};
 
 #[test]
 fn a_second_start_compiles_nothing_whatever_does_not_shape_graphs() {

@@ -3,6 +3,7 @@
 use super::{Bench, Place, entry_of, files};
 use std::fs;
 use std::time::Instant;
+use xtrain::cache::EntryStore;
 
 #[test]
 fn ls_show_stats_and_path_need_no_xla() {

@@ -31,7 +31,7 @@ pub struct Crate {
 }
 
 impl Crate {
-    /// Reads a crate's `src`.
+    /// Reads a crate's folder of sources.
     pub fn read(src: &str) -> Crate {
         let src = root().join(src);
         let mut files = BTreeMap::new();
@@ -50,23 +50,6 @@ impl Crate {
         }
         files.retain(|module, _| !test_only.iter().any(|test| module.starts_with(test)));
         Crate { files }
-    }
-
-    /// The folders under `src`; the files that stand beside them are one room, `""`.
-    pub fn rooms(&self) -> BTreeSet<String> {
-        self.files.keys().map(|module| self.room(module)).collect()
-    }
-
-    fn room(&self, module: &Module) -> String {
-        let is_folder = self
-            .files
-            .keys()
-            .any(|other| other.len() > 2 && other[..2] == module[..2.min(module.len())]);
-        module
-            .get(1)
-            .filter(|_| is_folder)
-            .cloned()
-            .unwrap_or_default()
     }
 
     /// Each file's imports, as modules of this crate: a path means the file that defines its item,
@@ -102,6 +85,10 @@ impl Crate {
             .uses
             .iter()
             .find(|used| used.name == *name && used.path != path);
+        // Re-exported from another of our crates.
+        if from.is_some_and(|used| used.path.iter().any(|part| part.starts_with("xtrain_"))) {
+            return None;
+        }
         let onwards = match from {
             Some(used) => self.definer([&used.path[..], &path[length + 1..]].concat(), most - 1),
             None => {
@@ -120,24 +107,18 @@ impl Crate {
         Some(onwards.unwrap_or(module))
     }
 
-    pub fn path(&self, module: &Module) -> String {
+    fn path(&self, module: &Module) -> String {
         let path = &self.files[module].path;
         path.strip_prefix(root()).unwrap().display().to_string()
     }
 
-    /// Groups of files of one room, or of the whole crate, that import each other in a circle.
-    pub fn circles(&self, room: Option<&str>) -> Vec<Vec<String>> {
+    /// Groups of files that import each other in a circle.
+    pub fn circles(&self) -> Vec<Vec<String>> {
         let imports = self.imports();
-        let here: BTreeSet<&Module> = self
-            .files
-            .keys()
-            .filter(|module| room.is_none_or(|room| self.room(module) == room))
-            .collect();
-        let is_here = |module: &Module| here.contains(module);
         let reach = |from: &Module| {
             let (mut found, mut todo) = (BTreeSet::new(), vec![from.clone()]);
             while let Some(next) = todo.pop() {
-                for to in imports[&next].iter().filter(|to| is_here(to)) {
+                for to in &imports[&next] {
                     if found.insert((*to).clone()) {
                         todo.push((*to).clone());
                     }
@@ -148,7 +129,6 @@ impl Crate {
         let reached: BTreeMap<&Module, BTreeSet<Module>> = self
             .files
             .keys()
-            .filter(|module| is_here(module))
             .map(|module| (module, reach(module)))
             .collect();
         let mut seen = BTreeSet::new();

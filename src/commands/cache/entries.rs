@@ -1,7 +1,7 @@
 //! Entries of the cache as the user names them.
 
-use crate::cache::{Listed, Store};
-use crate::commands::Error;
+use crate::Error;
+use xtrain_cache::{EntryStore, Listed, Store};
 
 /// Every entry.
 pub fn all(store: &Store) -> Result<Vec<Listed>, Error> {

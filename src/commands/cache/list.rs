@@ -1,12 +1,13 @@
 //! `cache ls` and `cache stats`: reads headers only.
 
 use super::entries::{all, short};
-use crate::cache::{Content, DEVICE, Listed, Store, age};
-use crate::commands::Error;
-use crate::report::table::Table;
-use crate::report::units::{bytes, count, duration};
+use crate::Error;
 use serde_json::{Value, json};
 use std::time::Duration;
+use xtrain_cache::{Content, DEVICE, Listed, Store, age};
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, count, duration};
+use xtrain_report::{out, outln};
 
 pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
     let entries = all(store)?;

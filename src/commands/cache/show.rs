@@ -2,15 +2,18 @@
 
 use super::entries::{all, choose};
 use super::list::{describe, model};
-use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
-use crate::commands::Error;
-use crate::config::Flags;
-use crate::engine::failed;
-use crate::report::table::Table;
-use crate::report::units::{bytes, count, duration};
-use crate::runtime::hlo::live_buffers;
-use crate::runtime::{Client, Library, OptionValue, Signature};
+use crate::Error;
+use xtrain_cache::{
+    Content, Damage, Entry, EntryStore, Explanation, Header, Listed, Store, age, nearest,
+};
+use xtrain_config::Flags;
+use xtrain_engine::failed;
 use xtrain_graphs::{Graph, InputRole};
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, count, duration};
+use xtrain_report::{out, outln};
+use xtrain_runtime::hlo::live_buffers;
+use xtrain_runtime::{Client, Library, OptionValue, Signature};
 
 pub fn show(store: &Store, id: &str, flags: &Flags) -> Result<(), Error> {
     let entries = all(store)?;
@@ -241,7 +244,7 @@ fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result
 }
 
 /// A client to try executables on that run on this many devices.
-pub fn cpu_client(devices: usize) -> crate::runtime::Result<Client> {
+pub fn cpu_client(devices: usize) -> xtrain_runtime::Result<Client> {
     let plugin = Library::open()?.cpu_plugin()?;
     Client::create(
         &plugin,

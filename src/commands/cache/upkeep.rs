@@ -2,21 +2,22 @@
 
 use super::entries::{all, chosen, short};
 use super::show::{cpu_client, signature};
-use crate::cache::{
-    CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
-    is_for_running, is_stale,
-};
-use crate::commands::Error;
-use crate::commands::output_file::{announce, check_output};
-use crate::config::{Device, DevicePlan, Flags};
-use crate::engine::device::open_device;
-use crate::engine::failed;
-use crate::parallel::Mesh;
-use crate::report::units::bytes;
-use crate::runtime::{self, Client, Library};
+use crate::Error;
+use crate::output_file::{announce, check_output};
 use std::io::ErrorKind;
 use std::path::Path;
+use xtrain_cache::{
+    CacheSettings, Content, DEVICE, Damage, EntryStore, Listed, Store, age, archive,
+    is_compile_check, is_for_running, is_stale,
+};
+use xtrain_config::{Device, DevicePlan, Flags};
+use xtrain_engine::device::open_device;
+use xtrain_engine::failed;
 use xtrain_graphs::Graph;
+use xtrain_parallel::Mesh;
+use xtrain_report::units::bytes;
+use xtrain_report::{errln, outln};
+use xtrain_runtime::{self as runtime, Client, Library};
 
 /// Reads every byte, then loads every executable that is for this device. Fails if anything is
 /// damaged.

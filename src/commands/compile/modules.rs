@@ -2,18 +2,19 @@
 //! take (`--check`), or written for it to be compiled by hand, on any machine that has it
 //! (`--export`).
 
-use crate::cache::emit;
-use crate::checkpoint::named::write_named_bytes;
-use crate::commands::{Error, Outcome};
-use crate::config::{Device, RunPlan};
-use crate::engine::{Run, failed};
-use crate::runtime::neuron::host::Host;
-use crate::runtime::neuron::{Compiler, compiler};
-use crate::runtime::{Library, conformance};
-use crate::trainer::cuda::LEAST_CAPABILITY;
-use crate::trainer::gpu::Gpu;
+use crate::{Error, Outcome};
 use std::path::Path;
+use xtrain_cache::emit;
+use xtrain_checkpoint::named::write_named_bytes;
+use xtrain_config::{Device, RunPlan};
+use xtrain_engine::{Run, failed};
 use xtrain_graphs::{NeuronChip, Target};
+use xtrain_report::{errln, outln};
+use xtrain_runtime::neuron::host::Host;
+use xtrain_runtime::neuron::{Compiler, compiler};
+use xtrain_runtime::{Library, conformance};
+use xtrain_trainer::cuda::LEAST_CAPABILITY;
+use xtrain_trainer::gpu::Gpu;
 
 /// Violations that are printed of one graph; the rest is counted.
 const SHOWN: usize = 10;

@@ -2,13 +2,13 @@
 //! device itself.
 
 use super::check::{Failed, Report};
-use crate::cache::CacheSettings;
-use crate::engine::failed;
-use crate::report::units::bytes;
-use crate::runtime::{Client, Library};
-use crate::trainer;
-use crate::trainer::session::Session;
 use std::path::Path;
+use xtrain_cache::CacheSettings;
+use xtrain_engine::failed;
+use xtrain_report::units::bytes;
+use xtrain_runtime::{Client, Library};
+use xtrain_trainer as trainer;
+use xtrain_trainer::session::Session;
 
 impl Report {
     /// A note of what was found, or of why it was not.

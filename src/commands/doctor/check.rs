@@ -1,13 +1,13 @@
 //! One check of the doctor's report, and the graph that it compiles and runs.
 
-use crate::cache::AotCache;
-use crate::commands::Error;
-use crate::engine::failed;
-use crate::runtime::Client;
-use crate::trainer;
-use crate::trainer::session::Session;
+use crate::Error;
 use std::time::Instant;
+use xtrain_cache::AotCache;
+use xtrain_engine::failed;
 use xtrain_graphs::{DType, Graph, InputRole, Shape, Trace};
+use xtrain_runtime::Client;
+use xtrain_trainer as trainer;
+use xtrain_trainer::session::Session;
 
 /// The name of the graph that is compiled and run.
 const GRAPH_NAME: &str = "doctor";

@@ -4,15 +4,15 @@
 
 use super::accelerator::device_files;
 use super::check::{Failed, Report, compile_only};
-use crate::cache::CacheSettings;
-use crate::engine::failed;
-use crate::parallel::Mesh;
-use crate::runtime::discover::{CUDA, package_version};
-use crate::runtime::{Library, Plugin, cuda_tools, nvidia_libraries};
-use crate::trainer::cuda;
-use crate::trainer::device::DeviceSettings;
-use crate::trainer::gpu::Gpu;
 use std::path::Path;
+use xtrain_cache::CacheSettings;
+use xtrain_engine::failed;
+use xtrain_parallel::Mesh;
+use xtrain_runtime::discover::{CUDA, package_version};
+use xtrain_runtime::{Library, Plugin, cuda_tools, nvidia_libraries};
+use xtrain_trainer::cuda;
+use xtrain_trainer::device::DeviceSettings;
+use xtrain_trainer::gpu::Gpu;
 
 /// Packages that the plugin may come from, by the folder that it lies in.
 const PACKAGES: [(&str, &str); 2] = [

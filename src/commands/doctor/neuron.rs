@@ -4,25 +4,25 @@
 //! the plugin gets a line each, with what was seen here.
 
 use super::check::{Failed, Report};
-use crate::cache::CacheSettings;
-use crate::commands::Error;
-use crate::engine::failed;
-use crate::parallel::Mesh;
-use crate::runtime::discover::package_version;
-use crate::runtime::neuron::host::Host;
-use crate::runtime::{Client, CompileOptions, Plugin, Signature, conformance};
-use crate::trainer::device::{self, DeviceSettings, NeuronEnvironment};
-use crate::trainer::feed::DeviceBatch;
-use crate::trainer::parameters;
-use crate::trainer::session::Session;
-use crate::trainer::settings::OptimizerSettings;
-use crate::trainer::step::{Phase, TrainStep, read_metrics};
+use crate::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use xtrain_cache::CacheSettings;
+use xtrain_engine::failed;
 use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{HeadKind, NextToken};
+use xtrain_parallel::Mesh;
+use xtrain_runtime::discover::package_version;
+use xtrain_runtime::neuron::host::Host;
+use xtrain_runtime::{Client, CompileOptions, Plugin, Signature, conformance};
+use xtrain_trainer::device::{self, DeviceSettings, NeuronEnvironment};
+use xtrain_trainer::feed::DeviceBatch;
+use xtrain_trainer::parameters;
+use xtrain_trainer::session::Session;
+use xtrain_trainer::settings::OptimizerSettings;
+use xtrain_trainer::step::{Phase, TrainStep, read_metrics};
 
 /// Cores that the checks ask for: an all-reduce takes two.
 const CORES: u32 = 2;
@@ -193,7 +193,7 @@ fn all_reduce(client: &Client) -> Result<String, Error> {
   }
 }
 "#;
-    let sum = || -> Result<Vec<Vec<f32>>, crate::runtime::Error> {
+    let sum = || -> Result<Vec<Vec<f32>>, xtrain_runtime::Error> {
         let shape = Shape::new(DType::F32, [2]);
         let signature = Signature::new([shape.clone()], [shape.clone()]);
         let executable = client.compile_stablehlo(
@@ -258,7 +258,7 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         schedule,
         1,
     );
-    let mut train = || -> crate::trainer::Result<(Vec<f32>, bool)> {
+    let mut train = || -> xtrain_trainer::Result<(Vec<f32>, bool)> {
         parameters::initialize(session, train_step.parameters(), 1)?;
         parameters::set_extra_state(session, &train_step.extra_state(false), None)?;
         let ids: Vec<i32> = (0..32).map(|i| i * 7 % VOCABULARY as i32).collect();
@@ -374,7 +374,7 @@ fn store_and_load(session: &Session) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{Library, OptionValue};
+    use xtrain_runtime::{Library, OptionValue};
     use xtrain_test_groups::Group;
 
     #[test]

@@ -1,12 +1,12 @@
 //! The comparison as a table for people and as JSON for programs.
 
-use crate::engine::meshes::{Candidate, Comparison};
-use crate::parallel::Mesh;
-use crate::report::scaling::Exchange;
-use crate::report::table::Table;
-use crate::report::units::{bytes, exact};
-use crate::trainer::settings::Checkpointing;
 use serde_json::{Value, json};
+use xtrain_engine::meshes::{Candidate, Comparison};
+use xtrain_parallel::Mesh;
+use xtrain_report::scaling::Exchange;
+use xtrain_report::table::Table;
+use xtrain_report::units::{bytes, exact};
+use xtrain_trainer::settings::Checkpointing;
 
 /// An estimate that is off by less than this part of the memory does not decide.
 const UNSURE: u64 = 10;

@@ -1,13 +1,13 @@
 //! This program again, as a process that is waited for: what it printed, or why it failed.
 
-use crate::commands::Error;
-use crate::launch::{Sink, Supervised, own_process};
-use crate::report::ending::ending_signals;
+use crate::Error;
 use signal_hook::iterator::Signals;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use xtrain_launch::{Sink, Supervised, own_process};
+use xtrain_report::ending::ending_signals;
 
 /// Between two looks at a process that runs.
 const PAUSE: Duration = Duration::from_millis(20);

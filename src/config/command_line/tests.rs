@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::choices::Device;
+use crate::choices::Device;
 
 fn typed(line: &str) -> Result<Flags, UsageError> {
     let args = line.split_whitespace().map(OsString::from);

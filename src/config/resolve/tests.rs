@@ -1,10 +1,10 @@
 //! Whole command lines to whole plans.
 
 use super::*;
-use crate::config::Invocation;
-use crate::config::choices::Device;
-use crate::config::fixture::Fixture;
-use crate::trainer::settings::{EarlyStopping, ExampleOrder, Resume, ScheduleKind};
+use crate::Invocation;
+use crate::choices::Device;
+use crate::fixture::Fixture;
+use xtrain_trainer::settings::{EarlyStopping, ExampleOrder, Resume, ScheduleKind};
 
 impl Fixture {
     fn read(&self, line: &str) -> Result<Command, UsageError> {
@@ -70,7 +70,7 @@ fn defaults_are_those_of_training_arguments() {
         output_dir: fixture.path("new"),
         per_device_train_batch_size: 8,
         example_order: ExampleOrder::Random,
-        mesh: crate::parallel::Mesh::single(),
+        mesh: xtrain_parallel::Mesh::single(),
         shard_optimizer_state: false,
         checkpointing: Checkpointing::Off,
         replica_check: Cadence::Steps(500),

@@ -3,22 +3,22 @@
 //! left to the run, and so is damage inside of a file.
 
 use super::verdict::{Verdict, refuse};
-use crate::config::choices::suits_task;
-use crate::config::command::sets::{BENCH, CLS, GENERATE};
-use crate::config::derived::local_files;
-use crate::config::error::UsageError;
-use crate::config::flags::Flags;
-use crate::config::mesh::mesh;
-use crate::config::nearest::nearest;
-use crate::config::plan::{ConfigSource, ModelSource};
-use crate::config::sources;
-use crate::data::{self, LabelMap, MissingColumn};
-use crate::tasks::{self, Task};
-use crate::trainer::step::placements;
-use crate::trainer::trained::Trained;
+use crate::choices::suits_task;
+use crate::command::sets::{BENCH, CLS, GENERATE};
+use crate::derived::local_files;
+use crate::error::UsageError;
+use crate::flags::Flags;
+use crate::mesh::mesh;
+use crate::nearest::nearest;
+use crate::plan::{ConfigSource, ModelSource};
+use crate::sources;
 use std::path::Path;
+use xtrain_data::{self as data, LabelMap, MissingColumn};
 use xtrain_graphs::optim::ADAMW;
 use xtrain_models::{Config, HeadKind, MODEL_TYPES, Model, is_encoder, presets};
+use xtrain_tasks::{self as tasks, Task};
+use xtrain_trainer::step::placements;
+use xtrain_trainer::trained::Trained;
 
 /// Every file has the columns that the task reads.
 pub fn data_files_have_their_columns(flags: &Flags) -> Verdict {
@@ -233,7 +233,7 @@ pub fn mesh_divides_the_model(flags: &Flags) -> Verdict {
         return Ok(());
     };
     // Which optimizer it is changes nothing here.
-    let optimizer = crate::trainer::settings::OptimizerSettings::constant(ADAMW, 0.0).build();
+    let optimizer = xtrain_trainer::settings::OptimizerSettings::constant(ADAMW, 0.0).build();
     match placements(&*model, &*optimizer, mesh, false) {
         Err(error) => refuse(
             error.to_string(),

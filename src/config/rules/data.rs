@@ -1,16 +1,16 @@
 //! What is read, and how rows become batches.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::checkpoint::files;
-use crate::config::choices::{GlueTask, SaveStrategy, Strategy};
-use crate::config::command::sets::{CLS, PREDICT};
-use crate::config::derived::local_files;
-use crate::config::error::UsageError;
-use crate::config::flags::Flags;
-use crate::config::nearest::nearest;
-use crate::data::remote;
+use crate::choices::{GlueTask, SaveStrategy, Strategy};
+use crate::command::sets::{CLS, PREDICT};
+use crate::derived::local_files;
+use crate::error::UsageError;
+use crate::flags::Flags;
+use crate::nearest::nearest;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::files;
+use xtrain_data::remote;
 
 fn has_train_file(flags: &Flags) -> bool {
     flags.train_file.is_given() || flags.dataset_name.is_given()

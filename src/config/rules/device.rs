@@ -1,10 +1,10 @@
 //! What goes with one device only.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::{AttentionDropoutKernel, AttnImplementation, Device, Target};
-use crate::config::flags::Flags;
-use crate::config::mesh::mesh;
-use crate::trainer::settings::Checkpointing;
+use crate::choices::{AttentionDropoutKernel, AttnImplementation, Device, Target};
+use crate::flags::Flags;
+use crate::mesh::mesh;
+use xtrain_trainer::settings::Checkpointing;
 
 pub fn target_is_of_the_device(flags: &Flags) -> Verdict {
     let (target, what, wanted) = match (*flags.target, *flags.neuron_target) {

@@ -18,8 +18,8 @@ use super::command::Commands;
 use super::command::sets::*;
 use super::error::UsageError;
 use super::flags::Flags;
-use crate::trainer::settings::{Checkpointing, ExampleOrder, Resume};
 use verdict::{Verdict, refuse_if};
+use xtrain_trainer::settings::{Checkpointing, ExampleOrder, Resume};
 
 /// A rule and the commands that it is for.
 struct Rule {
@@ -82,6 +82,10 @@ rules! {
     automatic_batch_needs_one_process for TRAINING in processes;
     degrees_have_an_answer for ALL in processes;
     cpu_devices_are_few for TRAIN_EVAL | BENCH in processes;
+    remote_cache_needs_the_cache for COMPILING
+        if flags.cache_remote.is_given() && !*flags.compile_cache =>
+        "--cache_remote copies into the cache, and --compile_cache is false",
+        "leave one of them out";
     examples_of_a_step_have_a_bound for TRAIN in processes;
     sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
     launch_leaves_device_to_the_command for LAUNCH

@@ -2,20 +2,20 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::checkpoint::hf::{self, ADAPTER_CONFIG_FILE};
-use crate::checkpoint::{self, Weights, weights};
-use crate::config::choices::suits_task;
-use crate::config::command::sets::{GENERATE, PREDICT};
-use crate::config::error::UsageError;
-use crate::config::flags::Flags;
-use crate::config::from_hub;
-use crate::config::nearest::nearest;
-use crate::config::sources;
-use crate::data::Tokenizer;
-use crate::report::printable::quotable;
-use crate::report::runs::checkpoints::newest_checkpoint;
+use crate::choices::suits_task;
+use crate::command::sets::{GENERATE, PREDICT};
+use crate::error::UsageError;
+use crate::flags::Flags;
+use crate::from_hub;
+use crate::nearest::nearest;
+use crate::sources;
 use std::path::Path;
+use xtrain_checkpoint::hf::{self, ADAPTER_CONFIG_FILE};
+use xtrain_checkpoint::{self as checkpoint, Weights, weights};
+use xtrain_data::Tokenizer;
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
+use xtrain_report::printable::quotable;
+use xtrain_report::runs::checkpoints::newest_checkpoint;
 
 /// Either a directory with weights, or a description of a model with random ones.
 pub fn weights_or_a_description(flags: &Flags) -> Verdict {

@@ -3,26 +3,26 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse};
-use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
-use crate::checkpoint::lock::RUN_LOCK;
-use crate::checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
-use crate::config::command::sets::{QUICKSTART, TOP};
-use crate::config::config_file::DATA_SETTINGS_FILE;
-use crate::config::derived::local_files;
-use crate::config::error::UsageError;
-use crate::config::flags::Flags;
-use crate::config::from_hub;
-use crate::config::sources::{CACHE_VARIABLE, LOGGING_VARIABLE};
-use crate::data::remote;
-use crate::data::tokenizer::TOKENIZER_FILES;
-use crate::distributed::RankInfo;
-use crate::hub;
-use crate::report::records::LOG_FILE;
-use crate::report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
-use crate::report::trackers::TENSORBOARD;
-use crate::trainer::settings::Resume;
+use crate::command::sets::{QUICKSTART, TOP};
+use crate::config_file::DATA_SETTINGS_FILE;
+use crate::derived::local_files;
+use crate::error::UsageError;
+use crate::flags::Flags;
+use crate::from_hub;
+use crate::sources::{CACHE_VARIABLE, LOGGING_VARIABLE};
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
+use xtrain_checkpoint::lock::RUN_LOCK;
+use xtrain_checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
+use xtrain_data::remote;
+use xtrain_data::tokenizer::TOKENIZER_FILES;
+use xtrain_distributed::RankInfo;
+use xtrain_hub as hub;
+use xtrain_report::records::LOG_FILE;
+use xtrain_report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
+use xtrain_report::trackers::TENSORBOARD;
+use xtrain_trainer::settings::Resume;
 
 const ANOTHER: &str =
     "name another --output_dir, or add --overwrite_output_dir to replace its files";

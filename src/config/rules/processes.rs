@@ -2,10 +2,10 @@
 //! compared.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::Device;
-use crate::config::flags::Flags;
-use crate::config::kind::Degree;
-use crate::config::mesh::{automatic, degrees, mesh, product, times};
+use crate::choices::Device;
+use crate::flags::Flags;
+use crate::kind::Degree;
+use crate::mesh::{automatic, degrees, mesh, product, times};
 
 /// A job of several processes, seen by one of them.
 pub fn environment_is_consistent(flags: &Flags) -> Verdict {

@@ -1,9 +1,9 @@
 //! Each rule refuses a command line that breaks it and no rule before it.
 
 use super::*;
-use crate::config::command_line::{Parsed, parse};
-use crate::config::config_file;
-use crate::config::fixture::Fixture;
+use crate::command_line::{Parsed, parse};
+use crate::config_file;
+use crate::fixture::Fixture;
 use std::collections::BTreeSet;
 
 /// Rules that only the environment of a launched process can break; `tests/processes.rs` and
@@ -113,6 +113,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "only_mnli_has_two_halves",
         "eval cls --model_name_or_path @/model --validation_mismatched_file @/valid.csv --validation_file @/valid.csv",
         "is mnli's, which has two sets",
+    ),
+    (
+        "remote_cache_needs_the_cache",
+        "CLM --cache_remote /x --compile_cache false",
+        "--cache_remote copies into the cache",
     ),
     (
         "examples_of_a_step_have_a_bound",

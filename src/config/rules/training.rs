@@ -1,9 +1,9 @@
 //! What a run does and how long: precision, length, evaluations, the best checkpoint.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::{SaveStrategy, Strategy, TorchDtype};
-use crate::config::flags::Flags;
-use crate::config::kind::Interval;
+use crate::choices::{SaveStrategy, Strategy, TorchDtype};
+use crate::flags::Flags;
+use crate::kind::Interval;
 use xtrain_graphs::optim::{ADAMW, Hyperparameters, ScheduleType};
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {

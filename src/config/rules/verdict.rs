@@ -1,7 +1,7 @@
 //! How a rule answers.
 
-use crate::config::error::UsageError;
-pub use crate::config::error::refuse;
+use crate::error::UsageError;
+pub use crate::error::refuse;
 
 /// `Err`: the problem, and the change that makes the command legal.
 pub type Verdict = Result<(), UsageError>;

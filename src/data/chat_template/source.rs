@@ -1,7 +1,7 @@
 //! The templates that come with a tokenizer, as transformers merges its files.
 
-use crate::data::error::{Error, Result};
-use crate::data::tokenizer::{CHAT_TEMPLATE, TEMPLATES, Tokenizer};
+use crate::error::{Error, Result};
+use crate::tokenizer::{CHAT_TEMPLATE, TEMPLATES, Tokenizer};
 use serde_json::{Map, Value, json};
 
 /// Bytes of the longest template. Published ones have less than 50,000.

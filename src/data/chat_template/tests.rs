@@ -176,7 +176,7 @@ fn a_rows_variables_reach_the_template() {
 #[test]
 fn special_tokens_are_the_tokenizers() {
     let dir = tempfile::tempdir().unwrap();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let file = |name: &str| dir.path().join(name);
     let definition = root.join("tests/data/gpt2/tokenizer.json");
     std::fs::copy(definition, file("tokenizer.json")).unwrap();
@@ -202,7 +202,7 @@ fn special_tokens_are_the_tokenizers() {
 #[test]
 fn templates_are_chosen_by_tools() {
     let dir = tempfile::tempdir().unwrap();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let file = |name: &str| dir.path().join(name);
     let definition = root.join("tests/data/gpt2/tokenizer.json");
     std::fs::copy(definition, file("tokenizer.json")).unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::input::{BYTE_ORDER_MARK, Bookmark};
 use super::text::Lines;
-use crate::data::error::{Error, Place, Result};
+use crate::error::{Error, Place, Result};
 
 /// Words with their labels.
 #[derive(Clone, Debug, PartialEq)]

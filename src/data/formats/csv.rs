@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::input::{Bookmark, Input};
-use crate::data::error::{Error, Place, Result};
-use crate::data::settings::{MAX_COLUMNS, MAX_FIELD, Quoting};
+use crate::error::{Error, Place, Result};
+use crate::settings::{MAX_COLUMNS, MAX_FIELD, Quoting};
 
 /// Fields as bytes, with the line where each begins.
 #[derive(Debug, Default)]
-pub(in crate::data) struct Fields {
+pub(crate) struct Fields {
     bytes: Vec<u8>,
     /// End of each field in `bytes`, and its first line.
     ends: Vec<(usize, u64)>,
@@ -38,7 +38,7 @@ impl Fields {
     }
 }
 
-pub(in crate::data) struct CsvReader {
+pub(crate) struct CsvReader {
     input: Input,
     delimiter: u8,
     quoting: Quoting,

@@ -2,7 +2,7 @@
 
 use super::cell::{Cell, IGNORED};
 use super::json_value::cell_of_json;
-use crate::data::features::Feature;
+use crate::features::Feature;
 
 /// A cell as this feature says that it is.
 ///

@@ -10,10 +10,10 @@ use flate2::bufread::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::checkpoint::files;
-use crate::checkpoint::hash::{self, hex};
-use crate::data::error::{Error, Result};
-use crate::data::remote::{Remote, RemoteReader, is_url};
+use crate::error::{Error, Result};
+use crate::remote::{Remote, RemoteReader, is_url};
+use xtrain_checkpoint::files;
+use xtrain_checkpoint::hash::{self, hex};
 
 /// Text compresses to a fifth, rarely to a fiftieth. Where far more comes out, the file is made to
 /// fill memory or disk.
@@ -83,7 +83,7 @@ pub struct Bookmark {
 }
 
 /// One open file.
-pub(in crate::data) struct Input {
+pub(crate) struct Input {
     path: PathBuf,
     reader: Box<dyn BufRead + Send>,
     gzip: bool,
@@ -105,7 +105,7 @@ fn raw(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
 
 /// What tells the file at this path from another one, found without reading all of it: its size,
 /// and the ETag of an object or a digest of a file's beginning and end.
-pub(in crate::data) fn identity(path: &Path) -> Result<String> {
+pub(crate) fn identity(path: &Path) -> Result<String> {
     const ENDS: u64 = 1 << 16;
     if is_url(path) {
         return Ok(Remote::open(path)?.identity());
@@ -130,7 +130,7 @@ pub(in crate::data) fn identity(path: &Path) -> Result<String> {
 }
 
 /// What tells a file's content from any other: all of it is read, or of an object its ETag taken.
-pub(in crate::data) fn content(path: &Path) -> Result<String> {
+pub(crate) fn content(path: &Path) -> Result<String> {
     if is_url(path) {
         return identity(path);
     }

@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicU64;
 use super::cell::Cell;
 use super::input::{Bookmark, Input};
 use super::json_value::{End, parse, reason};
-use crate::data::error::{Error, Place, Result};
-use crate::data::settings::MAX_FIELD;
+use crate::error::{Error, Place, Result};
+use crate::settings::MAX_FIELD;
 
 /// Rows of a file, streaming.
-pub(in crate::data) struct JsonReader {
+pub(crate) struct JsonReader {
     input: Input,
     form: Form,
     /// Of the byte that comes next, from 1.

@@ -15,11 +15,11 @@ use parquet::schema::types::{SchemaDescriptor, Type};
 
 use super::cell::Cell;
 use super::input::Bookmark;
-use crate::checkpoint::files;
-use crate::data::error::{Error, Place, Result};
-use crate::data::features::{Feature, features_of_file};
-use crate::data::remote::{Remote, RemoteReader, is_url};
-use crate::report::panics;
+use crate::error::{Error, Place, Result};
+use crate::features::{Feature, features_of_file};
+use crate::remote::{Remote, RemoteReader, is_url};
+use xtrain_checkpoint::files;
+use xtrain_report::panics;
 
 /// The bytes of a parquet file, which is read here and there.
 enum Source {
@@ -59,7 +59,7 @@ impl ChunkReader for Source {
     }
 }
 
-pub(in crate::data) struct ParquetReader {
+pub(crate) struct ParquetReader {
     path: PathBuf,
     reader: SerializedFileReader<Source>,
     columns: Vec<String>,

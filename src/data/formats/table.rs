@@ -14,10 +14,10 @@ use super::json::JsonReader;
 use super::json_value::is_time;
 use super::pandas::{self, Blocks, Kind};
 use super::parquet::ParquetReader;
-use crate::data::error::{Error, MissingColumn, Place, Result};
-use crate::data::features::Feature;
-use crate::data::remote::is_url;
-use crate::data::settings::{MAX_FIELD, OnBadRow, Quoting, TableSettings};
+use crate::error::{Error, MissingColumn, Place, Result};
+use crate::features::Feature;
+use crate::remote::is_url;
+use crate::settings::{MAX_FIELD, OnBadRow, Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

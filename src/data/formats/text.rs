@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::input::{Bookmark, Input};
-use crate::data::error::{Error, Place, Result};
-use crate::data::settings::MAX_FIELD;
+use crate::error::{Error, Place, Result};
+use crate::settings::MAX_FIELD;
 
 /// Lines of one file, streaming. Goes on after a line that is not UTF-8, and ends at any other
 /// error.
@@ -38,7 +38,7 @@ impl Lines {
         Ok(Lines::new(Input::open(path, count)?))
     }
 
-    pub(in crate::data) fn new(input: Input) -> Lines {
+    pub(crate) fn new(input: Input) -> Lines {
         Lines {
             input,
             line: 0,
@@ -49,7 +49,7 @@ impl Lines {
     }
 
     /// Where the next line begins.
-    pub(in crate::data) fn bookmark(&self) -> Bookmark {
+    pub(crate) fn bookmark(&self) -> Bookmark {
         Bookmark {
             offset: self.offset,
             lines: self.line,
@@ -59,11 +59,7 @@ impl Lines {
     }
 
     /// Goes on at a bookmark of the same file.
-    pub(in crate::data) fn resume(
-        &mut self,
-        bookmark: &Bookmark,
-        count: Arc<AtomicU64>,
-    ) -> Result<()> {
+    pub(crate) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
         self.input = self.input.at(bookmark, count)?;
         (self.line, self.offset, self.after_return) =
             (bookmark.lines, bookmark.offset, bookmark.after_return);

@@ -7,9 +7,6 @@
 //! error rather than a text glued together from two.
 
 mod http;
-#[cfg(test)]
-#[allow(dead_code, reason = "the integration tests use all of it")]
-pub(crate) mod test_server;
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -27,7 +24,7 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use super::error::{Error, Result};
-use crate::report::printable::with_causes;
+use xtrain_report::printable::with_causes;
 
 /// Bytes that one request asks for.
 const PIECE: u64 = 4 << 20;

@@ -12,7 +12,7 @@ use super::super::queue::{Receiver, Sender, queue};
 use super::StreamSpec;
 use super::shuffle::Stream;
 use super::state::StreamPosition;
-use crate::report::panics;
+use xtrain_report::panics;
 
 #[derive(Debug, Error)]
 pub enum StreamError<E> {

@@ -12,9 +12,9 @@ use super::super::error::{Error, Result};
 use super::super::rows::Row;
 use super::SavedPosition;
 use super::feed::Cursor;
-use crate::checkpoint::weights::write_safetensors;
-use crate::checkpoint::{TensorRef, Weights};
-use crate::data::Label;
+use crate::Label;
+use xtrain_checkpoint::weights::write_safetensors;
+use xtrain_checkpoint::{TensorRef, Weights};
 
 /// Beside the checkpoint's other files.
 pub const BUFFER_FILE: &str = "stream_buffer.safetensors";

@@ -11,8 +11,8 @@ use super::class::Class;
 use super::rules;
 use super::settings::Settings;
 use super::vocabulary::Vocabulary;
-use crate::checkpoint::hash;
-use crate::report::panics;
+use xtrain_checkpoint::hash;
+use xtrain_report::panics;
 
 /// What a tokenizer is made of.
 pub(super) struct Parts<'a> {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use crate::report::json;
+use xtrain_report::json;
 
 /// Bytes of a token, a regular expression or a replacement, at most.
 pub(super) const LONGEST: usize = 4096;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
-use crate::data::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// GPT-2's one special token; id 0 in tokenizers trained here.
 pub const END_OF_TEXT: &str = "<|endoftext|>";

@@ -9,8 +9,8 @@ use super::bounds;
 use super::class::Class;
 use super::sentencepiece;
 use super::vocabulary::{Model, Vocabulary};
-use crate::data::error::{Error, Result};
-use crate::report;
+use crate::error::{Error, Result};
+use xtrain_report as report;
 
 /// A directory's tokenizer files, by name.
 pub(super) struct Files<'a> {

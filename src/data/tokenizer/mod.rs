@@ -10,7 +10,7 @@ mod bpe;
 mod class;
 mod convert;
 mod normalizer;
-pub(in crate::data) mod pieces;
+pub(crate) mod pieces;
 mod read;
 mod rules;
 mod sentencepiece;
@@ -28,13 +28,13 @@ use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
-use crate::checkpoint::{atomic, files, hf};
-use crate::data::error::{Error, Result};
-use crate::report::{json, panics};
+use crate::error::{Error, Result};
 use class::Class;
 pub use read::{CHAT_TEMPLATE, TEMPLATES, TOKENIZER_FILES};
 use read::{CONFIG, DEFINITION, Read, SPECIAL_TOKENS, model_config, read_files};
 pub use text_stream::TextStream;
+use xtrain_checkpoint::{atomic, files, hf};
+use xtrain_report::{json, panics};
 
 /// `model_max_length` above this is transformers' way to say that there is no limit.
 const NO_LIMIT: f64 = 1e15;
@@ -451,7 +451,7 @@ impl Tokenizer {
     }
 
     /// One of its files.
-    pub(in crate::data) fn file(&self, name: &str) -> Option<&[u8]> {
+    pub(crate) fn file(&self, name: &str) -> Option<&[u8]> {
         let mut files = self.files.iter();
         files
             .find(|(found, _)| found == name)
@@ -459,7 +459,7 @@ impl Tokenizer {
     }
 
     /// What its tokenizer_config.json says.
-    pub(in crate::data) fn config(&self) -> Map<String, Value> {
+    pub(crate) fn config(&self) -> Map<String, Value> {
         let bytes = self
             .file(CONFIG)
             .expect("build() adds a config where there is none");
@@ -483,7 +483,7 @@ impl Tokenizer {
 ///
 /// # Errors
 /// The call fails or panics; the message shows how `text` begins.
-pub(in crate::data) fn encoding<T>(
+pub(crate) fn encoding<T>(
     text: &str,
     encode: impl FnOnce(&str) -> tokenizers::Result<T>,
 ) -> Result<T> {

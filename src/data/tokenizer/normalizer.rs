@@ -1,8 +1,8 @@
 //! What is done to a text before it is cut into tokens, where `--do_lower_case` overrules the
 //! definition.
 
-use crate::checkpoint::hf;
 use serde_json::{Value, json};
+use xtrain_checkpoint::hf;
 
 /// A definition (`tokenizer.json`) that turns texts into lower case before they are cut, or leaves
 /// capitals alone; one that does is given back byte for byte. With BERT's normalizer accents go

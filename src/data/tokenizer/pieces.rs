@@ -1,7 +1,7 @@
 //! Long texts in pieces: while it encodes, the `tokenizers` crate takes some sixty bytes of memory
 //! for each byte of text.
 
-use crate::data::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Bytes of a piece. Texts that are shorter are one.
 pub(super) const PIECE: usize = 1 << 18;

@@ -12,9 +12,9 @@ use super::class::{Class, Named};
 use super::convert::{self, Files};
 use super::settings::{Settings, Sources};
 use super::vocabulary::Vocabulary;
-use crate::checkpoint::{files, hf};
-use crate::data::error::{Error, Result};
-use crate::report::json;
+use crate::error::{Error, Result};
+use xtrain_checkpoint::{files, hf};
+use xtrain_report::json;
 
 pub(super) const DEFINITION: &str = "tokenizer.json";
 pub(super) const CONFIG: &str = "tokenizer_config.json";

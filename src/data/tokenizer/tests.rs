@@ -150,7 +150,7 @@ fn saved_files_are_the_loaded_ones_and_a_config_is_added() {
 
 #[test]
 fn an_older_form_is_saved_with_a_tokenizer_json_of_the_same_ids() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/data");
     for (family, names) in [
         ("albert", &["spiece.model"][..]),
         ("bert-uncased", &["vocab.txt"]),
@@ -215,7 +215,7 @@ fn the_config_decides_special_tokens_and_length() {
 /// As transformers 5 gives token_type_ids: by the class, unless the file names the inputs.
 #[test]
 fn segments_are_those_of_the_tokenizers_class() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let definition = root.join("tests/data/bert-uncased/tokenizer.json");
     let dir = tempfile::tempdir().unwrap();
     fs::copy(definition, dir.path().join(DEFINITION)).unwrap();

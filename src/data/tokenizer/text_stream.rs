@@ -1,7 +1,7 @@
 //! Tokens as text, while they come.
 
 use super::Tokenizer;
-use crate::data::error::Result;
+use crate::error::Result;
 
 /// Gives the text of each token as soon as no later one can change it: a character of several
 /// tokens when the last of them is there.
@@ -66,7 +66,7 @@ impl<'t> TextStream<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::tokenizer::train_byte_bpe;
+    use crate::tokenizer::train_byte_bpe;
 
     #[test]
     fn text_comes_in_whole_characters_and_adds_up() {

@@ -1,19 +1,19 @@
 //! One mesh: what a run would hold and exchange on it.
 
 use super::Compiled;
-use crate::config::Device;
-use crate::engine::error::{Error, failed};
-use crate::engine::exchanged::{emitted, of_steps, sent_by_device};
-use crate::engine::execution::Execution;
-use crate::engine::run::{Run, origin_of};
-use crate::parallel::Mesh;
-use crate::parallel::schedule::bubble;
-use crate::report::scaling::Exchange;
-use crate::trainer::ahead::Ahead;
-use crate::trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
-use crate::trainer::settings::Checkpointing;
-use crate::trainer::step::placements;
+use crate::error::{Error, failed};
+use crate::exchanged::{emitted, of_steps, sent_by_device};
+use crate::execution::Execution;
+use crate::run::{Run, origin_of};
+use xtrain_config::Device;
 use xtrain_graphs::Target;
+use xtrain_parallel::Mesh;
+use xtrain_parallel::schedule::bubble;
+use xtrain_report::scaling::Exchange;
+use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
+use xtrain_trainer::settings::Checkpointing;
+use xtrain_trainer::step::placements;
 
 /// A mesh, estimated.
 pub struct Candidate {

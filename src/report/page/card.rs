@@ -1,9 +1,9 @@
 //! The model card of a run, `README.md` of its repository on the Hub: what transformers' Trainer
 //! writes there, of what the run logged.
 
-use crate::report::printable::markdown;
-use crate::report::runs::numbers::{Numbers, is_metric};
-use crate::report::runs::{Point, Run};
+use crate::printable::markdown;
+use crate::runs::numbers::{Numbers, is_metric};
+use crate::runs::{Point, Run};
 use std::fmt::Write;
 
 /// By this a card is known as one that may be written again.
@@ -77,7 +77,7 @@ pub fn card(run: &Run, name: &str, pipeline_tag: &str) -> String {
     let parameters = run.facts().map_or(0, |facts| facts.parameters);
     let size = match parameters {
         0 => String::new(),
-        count => format!(" It has {} parameters.", crate::report::units::exact(count)),
+        count => format!(" It has {} parameters.", crate::units::exact(count)),
     };
     let _ = writeln!(text, "{origin}{data}.{size}");
     if !results.is_empty() {

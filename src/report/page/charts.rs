@@ -2,10 +2,10 @@
 
 use super::report::{Report, time};
 use super::tables::relative;
-use crate::report::runs::numbers::is_metric;
-use crate::report::runs::{Axis, DEVICE_MEMORY};
-use crate::report::svg::{Drawing, decimated, escaped, shortened, ticks};
-use crate::report::units::{bytes, count};
+use crate::runs::numbers::is_metric;
+use crate::runs::{Axis, DEVICE_MEMORY};
+use crate::svg::{Drawing, decimated, escaped, shortened, ticks};
+use crate::units::{bytes, count};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

@@ -3,7 +3,7 @@
 use super::charts::{self, legend};
 use super::report::Report;
 use super::tables::{Section, TIMES, sections};
-use crate::report::svg::escaped;
+use crate::svg::escaped;
 use std::fmt::Write;
 
 const STYLE: &str = "

@@ -2,7 +2,7 @@
 
 use super::report::Report;
 use super::tables::{Section, sections};
-use crate::report::printable;
+use crate::printable;
 use std::fmt::Write;
 
 /// The page as Markdown.

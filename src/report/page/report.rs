@@ -1,8 +1,8 @@
 //! Runs beside each other: what all pages start from.
 
-use crate::report::runs::Run;
-use crate::report::runs::numbers::Numbers;
-use crate::report::units::duration;
+use crate::runs::Run;
+use crate::runs::numbers::Numbers;
+use crate::units::duration;
 use std::time::Duration;
 
 /// Runs beside each other.

@@ -2,9 +2,9 @@
 
 use super::report::{Report, time};
 use super::tables::metric_text;
-use crate::report::runs::numbers::Metric;
-use crate::report::terminal::folded;
-use crate::report::units::{bytes, count};
+use crate::runs::numbers::Metric;
+use crate::terminal::folded;
+use crate::units::{bytes, count};
 use std::fmt::Write;
 
 /// What the terminal shows of the first run when it has ended.

@@ -1,9 +1,9 @@
 //! What the pages say in tables.
 
 use super::report::{Report, time};
-use crate::report::runs::Source;
-use crate::report::runs::numbers::Metric;
-use crate::report::units::{bytes, count, exact};
+use crate::runs::Source;
+use crate::runs::numbers::Metric;
+use crate::units::{bytes, count, exact};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Settings that always differ and explain nothing.

@@ -2,12 +2,12 @@
 
 use super::log::{note_left_out, number};
 use super::{DEVICE_MEMORY, GraphUse, Place, Point, Process, Run, Source, interpolated};
-use crate::report::accounting::Part;
-use crate::report::records::LOG_FILE;
-use crate::report::telemetry::{
+use crate::accounting::Part;
+use crate::records::LOG_FILE;
+use crate::telemetry::{
     Event, MOST_EVENTS, ProcessEvent, StepEvent, TELEMETRY_FILE, file_of_rank, host,
 };
-use crate::report::{files, json};
+use crate::{files, json};
 use serde_json::{Map, Value};
 use std::io::ErrorKind;
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 use super::dictionary::{Bar, bar, is_cut_off, records};
 use super::{MOST_SERIES, Place, Run, Source};
-use crate::report::json;
+use crate::json;
 use serde_json::{Map, Value};
 use std::path::Path;
 

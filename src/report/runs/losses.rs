@@ -2,8 +2,8 @@
 //! else by tokens, epochs or time, with the second run's losses interpolated.
 
 use super::{Axis, Point, Run, interpolated};
-use crate::report::table::Table;
-use crate::report::units::count;
+use crate::table::Table;
+use crate::units::count;
 use serde_json::{Value, json};
 
 /// Steps of two runs are the same work if the tokens (or epochs) at a step differ by less.

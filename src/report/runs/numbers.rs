@@ -1,7 +1,7 @@
 //! What follows from a run: totals, rates, time by part, cost, the metrics with their best steps.
 
 use super::{DEVICE_MEMORY, Point, Process, Run};
-use crate::report::accounting::Part;
+use crate::accounting::Part;
 use std::collections::BTreeMap;
 
 /// The part that is in no process: between the end of one and the start of the next.
@@ -273,7 +273,7 @@ fn metrics(run: &Run) -> Vec<Metric> {
 mod tests {
     use super::super::{Place, Source};
     use super::*;
-    use crate::report::telemetry::ProcessEvent;
+    use crate::telemetry::ProcessEvent;
 
     fn process(started: f64, last: f64, launched: Option<f64>) -> Process {
         Process {

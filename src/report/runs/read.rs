@@ -2,9 +2,9 @@
 
 use super::checkpoints::newest_checkpoint;
 use super::{Run, directory, log};
-use crate::report::files;
-use crate::report::records::LOG_FILE;
-use crate::report::telemetry::TELEMETRY_FILE;
+use crate::files;
+use crate::records::LOG_FILE;
+use crate::telemetry::TELEMETRY_FILE;
 use std::path::{Path, PathBuf};
 
 /// The name of transformers' file.

@@ -1,7 +1,7 @@
 //! The bars as a drawing.
 
 use super::{Scaling, count};
-use crate::report::svg::{Drawing, shortened};
+use crate::svg::{Drawing, shortened};
 
 const HEIGHT: f64 = 260.0;
 /// Above the bars, for the title; below, for what they are; left, for nothing but air.

@@ -2,7 +2,7 @@
 //! by nvidia-smi. All fields are read leniently: what is missing is not shown.
 
 use super::monitor::Monitor;
-use crate::report::files;
+use crate::files;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! `neuron-monitor` (aws-neuronx-tools) as a child process: a line of JSON every few seconds, of
 //! which the newest counts. It ends with the watcher.
 
-use crate::report::{files, json};
+use crate::{files, json};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

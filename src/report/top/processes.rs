@@ -1,7 +1,7 @@
 //! What the processes of a run use of this machine: processor time and memory, from `/proc`.
 
 use super::snapshot::Rank;
-use crate::report::telemetry::host;
+use crate::telemetry::host;
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -1,9 +1,9 @@
 //! The state of a run, from the files that it writes.
 
 use super::devices::DeviceUse;
-use crate::report::files;
-use crate::report::runs::{GraphUse, Process, Run, directory};
-use crate::report::telemetry::{StepEvent, TELEMETRY_FILE, host, now};
+use crate::files;
+use crate::runs::{GraphUse, Process, Run, directory};
+use crate::telemetry::{StepEvent, TELEMETRY_FILE, host, now};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -227,8 +227,8 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::records::LOG_FILE;
-    use crate::report::telemetry::{Event, ProcessEvent, file_of_rank};
+    use crate::records::LOG_FILE;
+    use crate::telemetry::{Event, ProcessEvent, file_of_rank};
 
     fn start(host: String) -> Event {
         Event::Start {

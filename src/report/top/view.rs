@@ -3,8 +3,8 @@
 
 use super::devices::DeviceUse;
 use super::snapshot::{Rank, Snapshot, State};
-use crate::report::printable::one_line;
-use crate::report::units::{bytes, count, duration, exact};
+use crate::printable::one_line;
+use crate::units::{bytes, count, duration, exact};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -388,7 +388,7 @@ fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
 mod tests {
     use super::super::snapshot::BestEval;
     use super::*;
-    use crate::report::telemetry::{DeviceMemoryUse, StepEvent};
+    use crate::telemetry::{DeviceMemoryUse, StepEvent};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -2,9 +2,9 @@
 //! of its own sends the records, so that a slow server does not hold up a step.
 
 use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind};
-use crate::report::files;
-use crate::report::records::Record;
-use crate::report::telemetry::now;
+use crate::files;
+use crate::records::Record;
+use crate::telemetry::now;
 use base64::Engine;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -408,7 +408,7 @@ fn field(value: &Value, name: &str) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::records::SummaryRecord;
+    use crate::records::SummaryRecord;
     use serde_json::Map;
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::{TcpListener, TcpStream};

@@ -6,8 +6,8 @@ use super::event::{
     SessionLog, Summary, Value, What,
 };
 use super::tracker::{RunDescription, RunEnd, Tracker, TrackerKind, cannot_write};
-use crate::report::records::Record;
-use crate::report::telemetry::{host, now};
+use crate::records::Record;
+use crate::telemetry::{host, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -186,7 +186,7 @@ fn local_time() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::records::TrainRecord;
+    use crate::records::TrainRecord;
     use std::collections::BTreeMap;
 
     fn run(step: u64) -> RunDescription {

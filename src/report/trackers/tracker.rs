@@ -1,6 +1,6 @@
 //! The trait of trackers, and the values that they get.
 
-use crate::report::records::Record;
+use crate::records::Record;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io;

@@ -2,7 +2,7 @@
 //! kernels and library calls, and the command buffers (CUDA graphs) that hold them, each of which
 //! the host launches as one.
 
-use crate::runtime::OverrideValue;
+use crate::OverrideValue;
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -8,7 +8,7 @@
 //! (`xtrain_graphs::liveness`); here nothing is predicted.
 
 use super::{Computation, Instruction, Module, Shape, array_bytes, decode};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::collections::{BTreeSet, HashMap};
 use xtrain_graphs::liveness::{self, Lifetime};
 

@@ -9,7 +9,7 @@ pub mod live_buffers;
 mod memory_traffic;
 pub mod stats;
 
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use prost::Message;
 use std::collections::HashSet;
 pub use xtrain_proto::xla::{

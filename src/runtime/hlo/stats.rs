@@ -6,7 +6,7 @@
 
 use super::memory_traffic;
 use super::{Computation, Instruction, Precision, PrimitiveType};
-use crate::runtime::error::Result;
+use crate::error::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Kernels of a compiled module by kind.

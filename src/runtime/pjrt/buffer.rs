@@ -6,7 +6,7 @@ use super::client::{Client, ClientInner};
 use super::event::Event;
 use super::handle::Handle;
 use super::signature::{buffer_type, dims_i64};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use bytemuck::Pod;
 use std::any::TypeId;
 use std::ffi::c_void;

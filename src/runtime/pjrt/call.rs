@@ -26,7 +26,7 @@ pub trait Question<T>: Call {
 
 macro_rules! structs {
     ($($name:ident = $size:ident),* $(,)?) => {$(
-        impl $crate::runtime::pjrt::call::CStruct for $name {
+        impl $crate::pjrt::call::CStruct for $name {
             const SIZE: usize = $size as usize;
         }
 
@@ -47,8 +47,8 @@ macro_rules! structs {
 /// Argument structs together with the calls that take them.
 macro_rules! calls {
     ($($call:ident: $args:ident = $size:ident),* $(,)?) => {
-        $crate::runtime::pjrt::call::structs! { $($args = $size),* }
-        $(impl $crate::runtime::pjrt::call::Call for $args {
+        $crate::pjrt::call::structs! { $($args = $size),* }
+        $(impl $crate::pjrt::call::Call for $args {
             const NAME: &'static str = stringify!($call);
             const OFFSET: usize = std::mem::offset_of!(PJRT_Api, $call);
         })*
@@ -58,7 +58,7 @@ macro_rules! calls {
 /// Argument structs of questions, with the field for the object and its type.
 macro_rules! questions {
     ($($args:ident.$field:ident: $object:ident),* $(,)?) => {$(
-        impl $crate::runtime::pjrt::call::Question<$object> for $args {
+        impl $crate::pjrt::call::Question<$object> for $args {
             fn about(object: *mut $object) -> Self {
                 $args { $field: object, ..Default::default() }
             }

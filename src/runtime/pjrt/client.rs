@@ -10,7 +10,7 @@ use super::memory::{array, string};
 use super::options::{OptionValue, named_values};
 use super::plugin::{Plugin, PluginInner};
 use super::stall_timeout::{self, Watched};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 

@@ -10,7 +10,7 @@ use super::plugin::implemented;
 use super::signature::Signature;
 use super::stall_timeout::{self, Watched};
 use super::topology::Topology;
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use super::call::{CStruct, Call};
 use super::memory::string;
 use super::options::{OptionValue, read_named};
 use super::plugin::{PluginInner, implemented};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -131,7 +131,7 @@ impl Device {
         let stats: PJRT_Device_MemoryStats_Args = match asked {
             Ok(stats) => stats,
             Err(Error::Call {
-                code: crate::runtime::Code::InvalidArgument,
+                code: crate::Code::InvalidArgument,
                 ..
             }) => {
                 // A newer plugin fills a longer struct and refuses ours; what we know lies at its

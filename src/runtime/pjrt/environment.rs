@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
 
 use super::flags_trial::{self, FLAGS};
-use crate::report::progress::say;
+use xtrain_report::progress::say;
 
 unsafe extern "C" {
     /// The C library's array of `NAME=value`, ended by a null pointer.

@@ -4,7 +4,7 @@ use super::bindings::*;
 use super::client::ClientInner;
 use super::handle::{Handle, Owner};
 use super::stall_timeout::{self, Watched};
-use crate::runtime::error::Result;
+use crate::error::Result;
 use std::sync::Arc;
 
 /// The completion of an execution or a transfer. Dropping it does not cancel or wait for anything.

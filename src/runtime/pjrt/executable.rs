@@ -13,7 +13,7 @@ use super::options::CompileOptions;
 use super::plugin::implemented;
 use super::signature::Signature;
 use super::stall_timeout::{self, Watched};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::Arc;

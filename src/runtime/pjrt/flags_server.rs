@@ -3,10 +3,11 @@
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
+use xtrain_report::errln;
 
 use super::flags_trial::{ARGUMENT, is_of_a_program};
 use super::{Client, CompileOptions, Library, Signature};
-use crate::runtime::error::Result;
+use crate::error::Result;
 use xtrain_graphs::{DType, Shape};
 
 /// Compiling it reads the flags.

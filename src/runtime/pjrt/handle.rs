@@ -4,7 +4,7 @@
 use super::bindings::*;
 use super::call::{Call, Question};
 use super::plugin::{Plugin, PluginInner};
-use crate::runtime::error::Result;
+use crate::error::Result;
 use std::ptr::NonNull;
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 
 use super::bindings::*;
 use super::memory::{bytes, string};
-use crate::report::panics;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
+use xtrain_report::panics;
 
 /// Small values by name, shared by the processes of a run.
 pub trait KeyValueStore: Send + Sync {

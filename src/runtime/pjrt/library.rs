@@ -5,7 +5,7 @@
 use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags};
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

@@ -14,6 +14,7 @@ mod call;
 mod client;
 mod compiled_module;
 mod device;
+mod early_log;
 mod environment;
 mod event;
 mod executable;

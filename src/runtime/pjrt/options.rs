@@ -8,7 +8,7 @@
 use super::bindings::{self, *};
 use super::call::CStruct;
 use super::memory::{array, string};
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use prost::Message;
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -4,10 +4,11 @@
 
 use super::bindings::*;
 use super::call::{Call, Question};
+use super::early_log::without_info;
 use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags, set_environment};
 use super::memory::string;
 use super::options::{self, OptionValue};
-use crate::runtime::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -128,10 +129,10 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
     }
     // SAFETY: the initializers of the library run here. That is what opening a plugin means; the
     // path is the user's choice.
-    let opened = unsafe {
+    let opened = without_info(|| unsafe {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         Library::open(Some(path), RTLD_NOW | RTLD_LOCAL)
-    };
+    });
     let library = opened.map_err(|e| Error::LibraryOpen {
         path: path.into(),
         reason: reason(&e),
@@ -140,7 +141,7 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
 }
 
 /// libloading keeps the loader's message in the source of its error.
-pub(in crate::runtime) fn reason(error: &libloading::Error) -> String {
+pub(crate) fn reason(error: &libloading::Error) -> String {
     let inner = std::error::Error::source(error).map(|e| e.to_string());
     inner.unwrap_or_else(|| error.to_string())
 }

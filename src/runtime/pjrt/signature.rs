@@ -5,8 +5,8 @@
 //! makes sure at compile time that they are the module's.
 
 use super::bindings::*;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::hlo::{self, PrimitiveType};
+use crate::error::{Error, Result};
+use crate::hlo::{self, PrimitiveType};
 use xtrain_graphs::{DType, Shape};
 
 /// Inputs and outputs of an executable, on each of its devices.

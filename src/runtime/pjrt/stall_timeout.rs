@@ -10,13 +10,14 @@
 //! not waited. Nor does time count in which another rank of the run compiles or rank 0 saves: then
 //! the devices wait for that rank, and none hangs.
 
-use crate::distributed::ProcessGroup;
-use crate::report::ending::end_now;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+use xtrain_distributed::ProcessGroup;
+use xtrain_report::ending::end_now;
+use xtrain_report::errln;
 
 /// Seconds that a wait for a device may last; 0 is for ever.
 pub const VARIABLE: &str = "XTRAIN_EVENT_TIMEOUT";

@@ -6,7 +6,7 @@ use super::handle::{Handle, Owner};
 use super::memory::string;
 use super::options::{OptionValue, named_values};
 use super::plugin::{Plugin, PluginInner};
-use crate::runtime::error::Result;
+use crate::error::Result;
 use std::sync::Arc;
 
 /// Devices by their description. Cloning is cheap and shares it.

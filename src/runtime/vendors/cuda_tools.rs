@@ -2,8 +2,8 @@
 //! and its mathematical functions (`libdevice.10.bc`, which it links in). Both come in wheels
 //! beside the plugin or with a CUDA toolkit. Neither needs a GPU.
 
-use crate::runtime::error::{Error, Result};
-use crate::runtime::{OptionValue, Plugin};
+use crate::error::{Error, Result};
+use crate::{OptionValue, Plugin};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,7 @@
 //! that is active, then the vendor's own environments, then the system's Python. Every place that
 //! was looked at is in the error.
 
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// How one vendor ships its plugin.

@@ -56,7 +56,7 @@ fn open(path: &Path) -> Result<(), String> {
     // It stays open until the process ends.
     opened
         .map(std::mem::forget)
-        .map_err(|e| crate::runtime::pjrt::reason(&e))
+        .map_err(|e| crate::pjrt::reason(&e))
 }
 
 /// `nvidia/PACKAGE/lib/NAME.so.VERSION`, in the order of [`LIBRARIES`].

@@ -6,7 +6,7 @@
 //! a border among many is looked for with the tokens around it, if these are found to be those of the
 //! whole.
 
-use crate::data::{Result, Tokenizer};
+use xtrain_data::{Result, Tokenizer};
 
 /// Of so few pieces each is looked for with all of the text before it.
 const FEW: usize = 16;
@@ -117,7 +117,8 @@ mod tests {
     /// are looked for in all of the text.
     #[test]
     fn many_pieces_begin_where_each_of_them_does() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/tokenizers");
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .join("tests/data/golden/tokenizers");
         let words = [
             "the",
             "of and",

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::data::rows::flag;
-use crate::data::{Error, Result, Row, Rows, Tokenizer};
+use xtrain_data::rows::flag;
+use xtrain_data::{Error, Result, Row, Rows, Tokenizer};
 
 /// Rows that are read at a time.
 const AT_ONCE: usize = 256;

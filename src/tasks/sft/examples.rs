@@ -9,12 +9,12 @@ use ndarray::s;
 use xtrain_models::IGNORED_LABEL;
 
 use super::{ExampleFile, SftDataSettings, borders, piece};
-use crate::data::chat_template::ChatTemplate;
-use crate::data::packing::{self, PackingStrategy};
-use crate::data::padding::Padding;
-use crate::data::rows::{Totals, flag};
-use crate::data::share::Share;
-use crate::data::{
+use xtrain_data::chat_template::ChatTemplate;
+use xtrain_data::packing::{self, PackingStrategy};
+use xtrain_data::padding::Padding;
+use xtrain_data::rows::{Totals, flag};
+use xtrain_data::share::Share;
+use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, Recipe, Result, Row, Sample, SampleFile,
     Tokenizer,
 };

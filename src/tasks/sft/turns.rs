@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use crate::data::chat_template::Message;
-use crate::data::{Error, Result};
+use xtrain_data::chat_template::Message;
+use xtrain_data::{Error, Result};
 
 /// Conversations of at most this many messages are asked about every turn.
 const SHORT: usize = 32;

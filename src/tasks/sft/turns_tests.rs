@@ -1,15 +1,15 @@
 //! The turns of long conversations beside those that all messages before them give.
 
 use super::*;
-use crate::data::chat_template::{ChatTemplate, Variables};
-use crate::data::{Place, Tokenizer};
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use xtrain_data::chat_template::{ChatTemplate, Variables};
+use xtrain_data::{Place, Tokenizer};
 
 fn template(source: &str) -> (tempfile::TempDir, ChatTemplate) {
     let dir = tempfile::tempdir().unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let tokenizer = root.join("tests/data/gpt2/tokenizer.json");
     fs::copy(tokenizer, dir.path().join("tokenizer.json")).unwrap();
     let config = r#"{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}"#;
@@ -42,7 +42,7 @@ fn templates() -> Vec<(String, String)> {
     let mut all: Vec<_> = [("plain", PLAIN), ("tags", TAGS), ("alternates", ALTERNATES)]
         .map(|(name, text)| (name.to_string(), text.to_string()))
         .into();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let golden = std::env::var_os("XTRAIN_GOLDEN_DIR")
         .map_or_else(|| root.join("../shared/golden"), PathBuf::from);
     let published = fs::read_dir(golden.join("newer/chat/templates"));

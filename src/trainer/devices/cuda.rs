@@ -4,16 +4,17 @@
 use super::device::{DeviceSettings, open_plugin, session};
 use super::distributed_options;
 use super::gpu::{Gpu, MEMORY_SHARE};
-use crate::cache::{AotCache, AotDevice, CacheSettings};
-use crate::parallel::Mesh;
-use crate::runtime::discover::CUDA;
-use crate::runtime::{
+use crate::error::Result;
+use crate::session::Session;
+use std::ops::Range;
+use xtrain_cache::{AotCache, AotDevice, CacheSettings};
+use xtrain_graphs::Target;
+use xtrain_parallel::Mesh;
+use xtrain_report::errln;
+use xtrain_runtime::discover::CUDA;
+use xtrain_runtime::{
     Client, Error, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries,
 };
-use crate::trainer::error::Result;
-use crate::trainer::session::Session;
-use std::ops::Range;
-use xtrain_graphs::Target;
 
 /// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from
 /// which on there are bf16 products.
@@ -194,12 +195,7 @@ mod tests {
     #[test]
     fn processes_do_not_wait_for_each_others_tuning() {
         let has = |processes| {
-            let cache = CacheSettings {
-                dir: None,
-                max_bytes: 0,
-                fail_on_recompile: false,
-            };
-            let options = tuning(&cache, processes);
+            let options = tuning(&CacheSettings::in_memory(), processes);
             let apart = ("xla_gpu_shard_autotuning", OverrideValue::Bool(false));
             options.contains(&apart)
         };

@@ -2,22 +2,23 @@
 //! compiler get.
 
 use super::distributed_options;
-use crate::cache::{CPU_THREADS, CacheSettings, GraphCache, Machine};
-use crate::distributed::{ProcessGroup, RankInfo};
-use crate::parallel::Mesh;
-use crate::runtime::discover::{NEURON, Vendor, package_version};
-use crate::runtime::neuron::environment::{Cores, Environment};
-use crate::runtime::neuron::host::{CompilerFile, Host};
-use crate::runtime::neuron::{Compiler, NeuronSettings};
-use crate::runtime::{
-    Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment,
-};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::session::Session;
+use crate::error::{Error, Result};
+use crate::session::Session;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use xtrain_cache::{CPU_THREADS, CacheSettings, GraphCache, Machine};
+use xtrain_distributed::{ProcessGroup, RankInfo};
 use xtrain_graphs::{CpuKernels, CudaTarget, NeuronChip, Target};
+use xtrain_parallel::Mesh;
+use xtrain_report::errln;
+use xtrain_runtime::discover::{NEURON, Vendor, package_version};
+use xtrain_runtime::neuron::environment::{Cores, Environment};
+use xtrain_runtime::neuron::host::{CompilerFile, Host};
+use xtrain_runtime::neuron::{Compiler, NeuronSettings};
+use xtrain_runtime::{
+    Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment,
+};
 
 /// How a device is opened, whichever it is.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -275,7 +276,7 @@ pub fn open_neuron(
         NeuronChip::Trn1
     };
     if client.platform_name() == NEURON.device && of_device != chip {
-        return Err(crate::runtime::Error::Contradiction {
+        return Err(xtrain_runtime::Error::Contradiction {
             variable: "--target",
             value: chip.to_string(),
             problem: format!(
@@ -299,7 +300,7 @@ pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
         Some(found)
             if found.starts_with("2.") || found.starts_with("1.") || found.starts_with("0.") =>
         {
-            Err(crate::runtime::Error::NeuronVersion { path, found }.into())
+            Err(xtrain_runtime::Error::NeuronVersion { path, found }.into())
         }
         _ => Ok(path),
     }

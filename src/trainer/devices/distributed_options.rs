@@ -1,11 +1,11 @@
 //! Options of a device when several processes share a run: which one this is, how it finds the
 //! others, and whose device each replica runs on.
 
-use crate::distributed::{Error, ProcessGroup, RankInfo};
-use crate::parallel::Mesh;
-use crate::runtime::{Client, CompileOptions, KeyValueStore, OptionValue, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
+use xtrain_distributed::{Error, ProcessGroup, RankInfo};
+use xtrain_parallel::Mesh;
+use xtrain_runtime::{Client, CompileOptions, KeyValueStore, OptionValue, StoreError};
 
 /// Ranks may be as far apart as it takes one of them to write a checkpoint or compile a graph; who
 /// is gone or hangs is found out by heartbeats and by the stall timeout, long before.
@@ -138,8 +138,8 @@ impl KeyValueStore for Bootstrap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::distributed::environment::Timeouts;
-    use crate::distributed::secret::Secret;
+    use xtrain_distributed::environment::Timeouts;
+    use xtrain_distributed::secret::Secret;
 
     fn member(local_world: usize) -> RankInfo {
         RankInfo {

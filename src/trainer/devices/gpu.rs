@@ -1,8 +1,8 @@
 //! NVIDIA cards that graphs can be compiled for without having one (`--target`): their description
 //! for XLA, from the files in `gpu/`, and what they can do at most.
 
-use crate::runtime::{Plugin, cuda_tools};
 use std::time::Duration;
+use xtrain_runtime::{Plugin, cuda_tools};
 
 /// A card by the name that `--target` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

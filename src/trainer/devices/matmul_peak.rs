@@ -1,8 +1,8 @@
 //! The matmul peak: the FLOP/s that the device reaches on one large matmul in a precision, measured, not
 //! looked up.
 
-use crate::trainer::error::Result;
-use crate::trainer::session::{Recording, Session};
+use crate::error::Result;
+use crate::session::{Recording, Session};
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DType, Precision, Shape, Tensor};
 

@@ -2,11 +2,11 @@
 //! to stop early. The rules are those of transformers' Trainer and its `EarlyStoppingCallback`, and
 //! so is what `trainer_state.json` says of them.
 
-use crate::checkpoint::hf::TrainerState;
-use crate::checkpoint::state::checkpoint_dir;
-use crate::trainer::settings::{BestRule, EarlyStopping};
+use crate::settings::{BestRule, EarlyStopping};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::hf::TrainerState;
+use xtrain_checkpoint::state::checkpoint_dir;
 
 /// The name of early stopping's record in `trainer_state.json`.
 const CALLBACK: &str = "EarlyStoppingCallback";

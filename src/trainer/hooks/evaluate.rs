@@ -2,14 +2,14 @@
 //! whether to go on.
 
 use super::best::Best;
-use crate::report::accounting::{self, Part};
-use crate::report::records::{EvalRecord, Record};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
-use crate::trainer::feed::DeviceBatch;
-use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
-use crate::trainer::settings::EvaluationTimes;
+use crate::error::{Error, Result};
+use crate::evaluate::{Evaluation, Metrics, evaluate};
+use crate::feed::DeviceBatch;
+use crate::run_loop::{Control, Hook, Progress, StepContext};
+use crate::settings::EvaluationTimes;
 use xtrain_models::{Model, Objective};
+use xtrain_report::accounting::{self, Part};
+use xtrain_report::records::{EvalRecord, Record};
 
 /// Gives the batches of one pass over the validation set.
 pub type EvalBatches<'a> =

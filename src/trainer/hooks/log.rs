@@ -1,14 +1,14 @@
 //! Logging: the step line for people, the Trainer's dictionary for scrapers, JSON lines and
 //! `log_history` for programs.
 
-use crate::report::records::{Record, ScalingRecord, TrainRecord};
-use crate::report::step_line::{StepLine, loss_text};
-use crate::report::units::count;
-use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
-use crate::trainer::run_state::RunState;
-use crate::trainer::settings::{Cadence, TokensSeen};
+use crate::error::Result;
+use crate::run_loop::{Hook, Progress, StepReport, StepWork};
+use crate::run_state::RunState;
+use crate::settings::{Cadence, TokensSeen};
 use std::time::Duration;
+use xtrain_report::records::{Record, ScalingRecord, TrainRecord};
+use xtrain_report::step_line::{StepLine, loss_text};
+use xtrain_report::units::count;
 
 /// Logs at its cadence.
 pub struct LogHook {

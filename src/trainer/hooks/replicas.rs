@@ -1,12 +1,12 @@
 //! Looks now and then whether the replicas still hold the same weights, and stops the run when they
 //! do not.
 
-use crate::report::accounting::{self, Part};
-use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
-use crate::trainer::session::replicas::check;
-use crate::trainer::settings::Cadence;
+use crate::error::Result;
+use crate::run_loop::{Control, Hook, Progress, StepContext};
+use crate::session::replicas::check;
+use crate::settings::Cadence;
 use xtrain_models::ParameterSpec;
+use xtrain_report::accounting::{self, Part};
 
 /// Compares the replicas at its cadence, and after the last step.
 pub struct ReplicaCheckHook {

@@ -6,29 +6,29 @@
 use super::best::Best;
 use super::sharded_state::{ShardedStateWriter, not_finite, values_of};
 use super::streamed::{Streamed, Written, take_part};
-use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
-use crate::checkpoint::optimizer::PeerWriters;
-use crate::checkpoint::pace;
-use crate::checkpoint::state::checkpoint_dir;
-use crate::checkpoint::{
-    self, CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
-};
-use crate::distributed::ProcessGroup;
-use crate::distributed::process_group::Work;
-use crate::report::accounting::{self, Part};
-use crate::report::memory;
-use crate::trainer::error::{Error, Result};
-use crate::trainer::interrupt::Interrupt;
-use crate::trainer::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
-use crate::trainer::run_state::{CheckpointHistory, DATA_POSITION, RunState};
-use crate::trainer::session::Session;
-use crate::trainer::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
-use crate::trainer::settings::{Cadence, EvaluationTimes};
+use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
+use crate::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
+use crate::run_state::{CheckpointHistory, DATA_POSITION, RunState};
+use crate::session::Session;
+use crate::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
+use crate::settings::{Cadence, EvaluationTimes};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
+use xtrain_checkpoint::optimizer::PeerWriters;
+use xtrain_checkpoint::pace;
+use xtrain_checkpoint::state::checkpoint_dir;
+use xtrain_checkpoint::{
+    self as checkpoint, CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
+};
+use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::process_group::Work;
 use xtrain_graphs::DType;
+use xtrain_report::accounting::{self, Part};
+use xtrain_report::memory;
 
 /// The keys of `config.json` for the weights' element type; transformers 5 has the shorter name.
 pub const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];

@@ -2,18 +2,19 @@
 //! tensors together, holds only those in its memory and writes them into a file of its own, in the
 //! directory that rank 0 finishes.
 
-use crate::checkpoint::atomic;
-use crate::checkpoint::optimizer::{PartFile, PeerWriters, write_part};
-use crate::checkpoint::{Error as CheckpointError, Pace, TensorRef};
-use crate::distributed::ProcessGroup;
-use crate::trainer::error::Result as Trained;
-use crate::trainer::session::Session;
-use crate::trainer::session::parameters::{HostTensor, download, take_part_in_download};
+use crate::error::Result as Trained;
+use crate::session::Session;
+use crate::session::parameters::{HostTensor, download, take_part_in_download};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
+use xtrain_checkpoint::atomic;
+use xtrain_checkpoint::optimizer::{PartFile, PeerWriters, write_part};
+use xtrain_checkpoint::{Error as CheckpointError, Pace, TensorRef};
+use xtrain_distributed::ProcessGroup;
+use xtrain_report::errln;
 
 /// Who writes what in the checkpoint of one step.
 pub struct ShardedStateWriter {

@@ -1,16 +1,14 @@
 //! State that is read back while it is written: a few tensors are in host memory at a time, not all
 //! of a model and its optimizer.
 
-use crate::checkpoint::weights::convert_floats;
-use crate::checkpoint::{Fetch, TensorRef, written_order};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::session::Session;
-use crate::trainer::session::parameters::{
-    HostTensor, download, read_together, take_part_in_download,
-};
+use crate::error::{Error, Result};
+use crate::session::Session;
+use crate::session::parameters::{HostTensor, download, read_together, take_part_in_download};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use xtrain_checkpoint::weights::convert_floats;
+use xtrain_checkpoint::{Fetch, TensorRef, written_order};
 use xtrain_graphs::DType;
 
 /// Names of tensors that are written together, into files of at most this many bytes.

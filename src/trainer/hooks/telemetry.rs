@@ -1,15 +1,15 @@
 //! Tells whoever watches how the run is going (`report/telemetry.rs`): a line a second at most,
 //! whatever the logging cadence is.
 
-use crate::cache::CompiledGraph;
-use crate::report::telemetry::{
+use crate::error::Result;
+use crate::run_loop::{Hook, Progress, StepReport, StepWork};
+use crate::run_state::{RunState, RunningTotals};
+use std::time::{Duration, Instant};
+use xtrain_cache::CompiledGraph;
+use xtrain_report::telemetry::{
     DeviceMemoryUse, Event, ProcessEvent, StepEvent, Telemetry, host, now,
 };
-use crate::runtime::Client;
-use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
-use crate::trainer::run_state::{RunState, RunningTotals};
-use std::time::{Duration, Instant};
+use xtrain_runtime::Client;
 
 /// Between two lines.
 const INTERVAL: Duration = Duration::from_secs(1);

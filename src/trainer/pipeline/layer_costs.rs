@@ -1,12 +1,12 @@
 //! How a model is dealt out to the stages of a pipeline, by what its layers compute and which
 //! parameters they use.
 
-use crate::parallel::Stages;
-use crate::parallel::stages::LayerCost;
-use crate::trainer::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xtrain_models::Model;
+use xtrain_parallel::Stages;
+use xtrain_parallel::stages::LayerCost;
 
 /// The stages of a model, `None` for one stage.
 ///

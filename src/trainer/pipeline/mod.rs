@@ -11,16 +11,16 @@ pub(super) use parts::{Argument, Microbatch, Parts, connect, forward_name};
 
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
-use crate::cache::CompiledGraph;
-use crate::parallel::schedule::{PieceShape, Task, order};
-use crate::runtime::{Buffer, RunOptions};
 use parts::{Part, Values};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use transfer::hand_on;
+use xtrain_cache::CompiledGraph;
 use xtrain_graphs::passes::partition::TP_RANK;
 use xtrain_graphs::passes::stages::is_value;
+use xtrain_parallel::schedule::{PieceShape, Task, order};
+use xtrain_runtime::{Buffer, RunOptions};
 
 /// Starts everything on the devices, in the order of the schedule. Returns what the last microbatch
 /// fetched.

@@ -1,12 +1,12 @@
 //! What a recorded graph runs as: one graph, or the pieces that the stages of a pipeline run.
 
-use crate::cache::CompiledGraph;
-use crate::parallel::schedule::PieceShape;
-use crate::trainer::session::Buffers;
+use crate::session::Buffers;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
+use xtrain_cache::CompiledGraph;
 use xtrain_graphs::passes::stages::{StageGraph, is_value};
 use xtrain_graphs::{Graph, Shape};
+use xtrain_parallel::schedule::PieceShape;
 
 /// What an input of a recorded graph is given.
 pub enum Argument {

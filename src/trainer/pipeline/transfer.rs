@@ -1,12 +1,12 @@
 //! How a value goes from one stage's devices to another's.
 
 use super::parts::{Handed, Values};
-use crate::parallel::Mesh;
-use crate::runtime::{Buffer, RunOptions};
-use crate::trainer::error::Result;
-use crate::trainer::session::Session;
+use crate::error::Result;
+use crate::session::Session;
 use std::collections::HashMap;
 use xtrain_graphs::{Graph, InputRole, Shape, Trace};
+use xtrain_parallel::Mesh;
+use xtrain_runtime::{Buffer, RunOptions};
 
 /// Keeps a value for the pieces that take it, where they run.
 pub(super) fn hand_on(

@@ -2,10 +2,8 @@
 //! weights, downloads.
 
 use super::Session;
-use crate::checkpoint::weights::convert_floats;
-use crate::checkpoint::{Error as CheckpointError, Mismatch, Weights};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::settings::WeightStorage;
+use crate::error::{Error, Result};
+use crate::settings::WeightStorage;
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -14,6 +12,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use xtrain_checkpoint::weights::convert_floats;
+use xtrain_checkpoint::{Error as CheckpointError, Mismatch, Weights};
 use xtrain_graphs::optim::MASTER_WEIGHT;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{HeadKind, Init, Model, ParameterSpec, StoredName, stored_name};
@@ -461,7 +461,7 @@ fn together<'a>(session: &Session, names: &'a [String]) -> Vec<Vec<&'a str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{TensorRef, write_safetensors};
+    use xtrain_checkpoint::{TensorRef, write_safetensors};
 
     /// As `lm_head.weight` alone in a file, which transformers ties to the embeddings.
     #[test]

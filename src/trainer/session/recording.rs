@@ -1,10 +1,8 @@
 //! One step while it is being recorded, and `mark_step`, which ends it.
 
 use super::{Buffers, HostTime, Session};
-use crate::parallel::{Axis, Mesh, Placements, stages};
-use crate::runtime::{Buffer, PendingDownload};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::pipeline::{self, Argument, Microbatch, Parts};
+use crate::error::{Error, Result};
+use crate::pipeline::{self, Argument, Microbatch, Parts};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +11,8 @@ use xtrain_graphs::passes::partition::Partition;
 use xtrain_graphs::passes::stages::{Pipeline, StageGraph};
 use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
 use xtrain_models::INPUT_IDS;
+use xtrain_parallel::{Axis, Mesh, Placements, stages};
+use xtrain_runtime::{Buffer, PendingDownload};
 
 impl Session {
     /// Puts those values together on the devices of which other processes hold parts, all of which

@@ -3,11 +3,11 @@
 //! the host.
 
 use super::{Recording, Session};
-use crate::parallel::{Mesh, Placements, stages};
-use crate::trainer::error::{Error, Result};
-use crate::trainer::exchange::held;
+use crate::error::{Error, Result};
+use crate::exchange::held;
 use xtrain_graphs::{DType, Tensor};
 use xtrain_models::ParameterSpec;
+use xtrain_parallel::{Mesh, Placements, stages};
 
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "check_replicas";

@@ -1,10 +1,10 @@
 //! What the backward pass of one microbatch leaves, and the sums of several (gradient
 //! accumulation).
 
-use crate::trainer::error::Result;
-use crate::trainer::exchange;
-use crate::trainer::session::Recording;
-use crate::trainer::session::parameters::ExtraState;
+use crate::error::Result;
+use crate::exchange;
+use crate::session::Recording;
+use crate::session::parameters::ExtraState;
 use xtrain_graphs::{DType, Shape, Tensor};
 use xtrain_models::{LossSum, ParameterSpec};
 

@@ -1,8 +1,8 @@
 //! Loss scaling in fp16: the scale as device state, and the check that skips a step whose gradients
 //! overflow. The rule is [`LossScale`]'s.
 
-use crate::trainer::error::Result;
-use crate::trainer::session::Recording;
+use crate::error::Result;
+use crate::session::Recording;
 use xtrain_graphs::Tensor;
 use xtrain_graphs::optim::{INITIAL_SCALE, LossScale};
 

@@ -1,12 +1,12 @@
 //! What a training step measures, and how the host reads it without making the device wait.
 
-use crate::runtime::{Buffer, PendingDownload};
-use crate::trainer::error::Result;
-use crate::trainer::session::{Recording, StepOutputs};
+use crate::error::Result;
+use crate::session::{Recording, StepOutputs};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use xtrain_graphs::Tensor;
+use xtrain_runtime::{Buffer, PendingDownload};
 
 /// What a step measured, once the device is there.
 #[derive(Clone, Debug, PartialEq)]

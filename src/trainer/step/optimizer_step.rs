@@ -4,10 +4,10 @@
 use super::gradients::Gradients;
 use super::loss_scale::{self, ScaleCheck};
 use super::metrics;
-use crate::trainer::error::Result;
-use crate::trainer::exchange::{self, ShardedUpdates};
-use crate::trainer::session::Recording;
-use crate::trainer::settings::OptimizerSettings;
+use crate::error::Result;
+use crate::exchange::{self, ShardedUpdates};
+use crate::session::Recording;
+use crate::settings::OptimizerSettings;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xtrain_graphs::optim::{
     Optimizer, ParameterInfo, Schedule, StateSpec, StepScalars, Update, clip_factor, step_feed,

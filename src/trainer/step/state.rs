@@ -3,14 +3,14 @@
 use super::gradients::{COUNT, LOSS, MEASURED, sum_name, sum_state};
 use super::loss_scale;
 use super::optimizer_step::state_name;
-use crate::parallel::{Mesh, Placements};
-use crate::trainer::error::Result;
-use crate::trainer::exchange::{self, ParameterState};
-use crate::trainer::pipeline::layer_costs;
-use crate::trainer::session::parameters::ExtraState;
+use crate::error::Result;
+use crate::exchange::{self, ParameterState};
+use crate::pipeline::layer_costs;
+use crate::session::parameters::ExtraState;
 use xtrain_graphs::optim::Optimizer;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Model, ParameterSpec, tensor_shard_specs};
+use xtrain_parallel::{Mesh, Placements};
 
 /// Which state a run has beside its parameters.
 pub(super) struct StateOptions {

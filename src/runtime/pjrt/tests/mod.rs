@@ -6,7 +6,7 @@
 //! recorded as skipped.
 
 use super::*;
-use crate::runtime::{Error, Result};
+use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_graphs::{DType, Shape};
@@ -506,7 +506,7 @@ fn ten_thousand_steps_leave_nothing_behind() {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "runtime::pjrt::tests::ten_thousand_steps_leave_nothing_behind",
+            "pjrt::tests::ten_thousand_steps_leave_nothing_behind",
             "--nocapture",
         ])
         .env(PART, "steps")

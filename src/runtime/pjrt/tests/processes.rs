@@ -2,7 +2,7 @@
 //! and exchange over sockets.
 
 use super::*;
-use crate::runtime::{KeyValueStore, StoreError};
+use crate::{KeyValueStore, StoreError};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
 

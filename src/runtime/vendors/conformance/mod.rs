@@ -16,8 +16,8 @@ mod table;
 
 pub use rules::{RULES, Rule};
 
-use crate::runtime::error::Result;
-use crate::runtime::hlo::{self, Instruction, Shape};
+use crate::error::Result;
+use crate::hlo::{self, Instruction, Shape};
 use rules::Checked;
 use std::collections::HashMap;
 use table::element;

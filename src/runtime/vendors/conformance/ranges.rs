@@ -3,7 +3,7 @@
 //! hardware that does not clamp.
 
 use super::table::element;
-use crate::runtime::hlo::{Computation, Instruction};
+use crate::hlo::{Computation, Instruction};
 use std::collections::HashMap;
 
 /// Both ends are in it.

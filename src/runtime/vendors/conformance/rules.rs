@@ -3,7 +3,7 @@
 
 use super::ranges::{self, Range};
 use super::table::{CUSTOM_CALLS, NEURON, REFUSED, element};
-use crate::runtime::hlo::{self, Instruction, Module, Shape};
+use crate::hlo::{self, Instruction, Module, Shape};
 use std::collections::HashMap;
 use xtrain_graphs::NeuronChip as Chip;
 

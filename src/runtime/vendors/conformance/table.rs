@@ -9,7 +9,7 @@
 
 /// Element types by their numbers in XLA's `PrimitiveType`.
 pub(super) mod element {
-    use crate::runtime::hlo::PrimitiveType;
+    use crate::hlo::PrimitiveType;
 
     pub const PRED: i32 = PrimitiveType::Pred as i32;
     pub const S32: i32 = PrimitiveType::S32 as i32;

@@ -2,7 +2,7 @@
 
 use super::table::{NEURON, REFUSED, element::*};
 use super::{Chip, RULES, Report, check};
-use crate::runtime::hlo::*;
+use crate::hlo::*;
 use prost::Message;
 use std::collections::BTreeSet;
 use xtrain_graphs::Target;

@@ -5,7 +5,7 @@
 //! An option comes from our flag, else from the user's own `NEURON_CC_FLAGS`, else from the
 //! defaults below. The first two may not contradict each other.
 
-use crate::runtime::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use xtrain_graphs::NeuronChip;

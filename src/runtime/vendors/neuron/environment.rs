@@ -4,8 +4,8 @@
 
 use super::compiler::{Compiler, NeuronSettings, VARIABLE};
 use super::host::Host;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::split_xla_flags;
+use crate::error::{Error, Result};
+use crate::split_xla_flags;
 use std::path::Path;
 use xtrain_graphs::NeuronChip;
 

@@ -1,7 +1,7 @@
 //! What a Neuron host has, from the files that show it: chips, driver, libraries, packages. Nothing
 //! here needs root or a device.
 
-use crate::runtime::discover::package_version;
+use crate::discover::package_version;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use xtrain_graphs::NeuronChip;

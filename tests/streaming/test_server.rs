@@ -1,6 +1,6 @@
 //! A web server and S3 store on the loopback interface for tests: whole objects, ranges, ETags, and
 //! faults on demand. S3's path-style addresses (`/BUCKET/KEY`) are served like any others. The
-//! integration tests use this file too, so it needs nothing of the library.
+//! tests of `src/tasks` use this file too, so it needs nothing of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
