@@ -492,9 +492,9 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.
     {{ m.content }}<|endoftext|>{% endgeneration %}\n{% endif %}{% endfor %}";
 
 const LLAMA: &str = "train sft --model_type llama --config_overrides hidden_size=32,intermediate_size=64,num_hidden_layers=2,\
-    num_attention_heads=4,num_key_value_heads=2,max_position_embeddings=96,vocab_size=1000,pad_token_id=0,attention_dropout=0.1 \
+    num_attention_heads=4,num_key_value_heads=2,max_position_embeddings=96,vocab_size=1000,pad_token_id=0,attention_dropout=0.0 \
     --tokenizer_name byte_bpe --train_file chats.jsonl --assistant_only_loss --max_length 64 --learning_rate 1e-3 \
-    --adam_epsilon 1e-4 --logging_steps 1 --save_strategy no --disable_tqdm";
+    --adam_epsilon 1e-4 --logging_steps 1 --disable_tqdm";
 
 fn bench() -> Bench {
     let bench = Bench::new();
@@ -522,7 +522,7 @@ fn a_packed_run_is_the_same_on_meshes_and_after_a_resume() {
     };
     let one = train(
         "one",
-        "--per_device_train_batch_size 4 --do_eval --validation_file chats.jsonl",
+        "--per_device_train_batch_size 4 --do_train --do_eval --validation_file chats.jsonl",
     );
     let said = one
         .stderr
@@ -559,7 +559,7 @@ fn a_packed_run_is_the_same_on_meshes_and_after_a_resume() {
         train(
             dir,
             &format!(
-                "{mesh} --do_eval --validation_file chats.jsonl --per_device_eval_batch_size 4"
+                "{mesh} --do_train --do_eval --validation_file chats.jsonl --per_device_eval_batch_size 4"
             ),
         );
         assert_same_run(&bench, dir, "one");
