@@ -2,8 +2,9 @@
 //! a prompt with its completion, or a conversation that the model's chat template makes a text of.
 
 mod borders;
+mod encoder;
 mod ends;
-mod examples;
+mod piece;
 mod turns;
 
 use std::ops::Range;
@@ -11,12 +12,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use ndarray::s;
 use serde_json::{Value, json};
-use xtrain_models::{HeadKind, NextToken, Objective};
+use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task};
-use examples::Examples;
+use encoder::Encoder;
 use turns::Conversation;
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::formats::cell::Cell;
@@ -24,9 +26,14 @@ use xtrain_data::formats::input::Bookmark;
 use xtrain_data::formats::table::{Row as TableRow, Table};
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::padding::Padding;
+use xtrain_data::rows::{Totals, flag};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
+use xtrain_data::share::Share;
 use xtrain_data::texts::not_text;
-use xtrain_data::{Error, Label, LabelMap, Place, Recipe, Result, Sample, SampleFile, Set};
+use xtrain_data::{
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result,
+    Sample, SampleFile, Set,
+};
 use xtrain_trainer::evaluate::Metrics;
 
 /// The columns of whole examples, in the order they are looked for; a file with both a prompt and
@@ -133,9 +140,12 @@ impl Task for SftDataSettings {
                 pad_id,
                 false,
             )?,
-            begin: context.tokenizer.bos_id(),
-            tokenizer: context.tokenizer.clone(),
-            length: context.length,
+            encoder: Encoder {
+                begin: context.tokenizer.bos_id(),
+                tokenizer: context.tokenizer.clone(),
+                length: context.length,
+                packing: self.packing,
+            },
             settings: self.clone(),
         }))
     }
@@ -253,18 +263,6 @@ struct Columns {
 struct Pieces {
     texts: Vec<String>,
     labels: Vec<Option<Label>>,
-}
-
-/// Bits of a piece's label.
-mod piece {
-    /// Its tokens count in the loss.
-    pub const COUNTED: u32 = 1;
-    /// The chat template wrote it, with all special tokens.
-    pub const RENDERED: u32 = 2;
-    /// No piece of the text but another one: tokens that both begin with do not count.
-    pub const PROMPT: u32 = 4;
-    /// No piece either, but the places between generation tags, outside of which nothing counts.
-    pub const TAGS: u32 = 8;
 }
 
 impl Pieces {
@@ -503,6 +501,79 @@ fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
         }
     };
     turns.into_iter().enumerate().map(message).collect()
+}
+
+/// Examples as rows, one each or packed.
+#[derive(Debug)]
+struct Examples {
+    settings: SftDataSettings,
+    encoder: Encoder,
+    padding: Padding,
+}
+
+impl Recipe for Examples {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
+        let (table, columns) = self.settings.open(path, count)?;
+        let end = self.encoder.tokenizer.eos_id();
+        Ok(Box::new(ExampleFile {
+            table,
+            columns,
+            template: ChatTemplate::of(&self.encoder.tokenizer)?,
+            end: end
+                .and_then(|id| self.encoder.tokenizer.token(id))
+                .unwrap_or_default(),
+            settings: self.settings.clone(),
+        }))
+    }
+
+    fn group(&self) -> usize {
+        self.encoder.group()
+    }
+
+    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+        self.encoder.encode(samples)
+    }
+
+    fn length(&self) -> usize {
+        self.encoder.length
+    }
+
+    fn padding(&self) -> Option<&Padding> {
+        Some(&self.padding)
+    }
+
+    fn joins_examples(&self) -> bool {
+        self.encoder.packing.is_some()
+    }
+
+    fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
+        let mut labels = batch.input_ids.clone();
+        labels.fill(IGNORED_LABEL as i32);
+        for (position, example) in rows.examples.iter().enumerate() {
+            let columns = rows.columns(labels.ncols(), example.flags.len());
+            let ids = batch.input_ids.slice(s![position, columns.clone()]);
+            let mut row = labels.slice_mut(s![position, columns]);
+            for ((label, id), flags) in row.iter_mut().zip(ids).zip(&*example.flags) {
+                if flags & flag::COUNTED != 0 {
+                    *label = *id;
+                    batch.targets += 1;
+                }
+            }
+        }
+        batch.labels = HostLabels::Tokens(labels);
+    }
+
+    fn empty(&self, what: String, _share: Share, totals: Totals, _largest: u64) -> Error {
+        let what = if totals.lines == 0 {
+            what
+        } else {
+            format!(
+                "{what}, in which nothing to learn begins within --max_seq_length {} (set more, unless the chat template leaves it out),",
+                self.encoder.length
+            )
+        };
+        Error::NoRows { what }
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 
 use super::fused_attention;
 use super::kernel_attention::{self, MaskSource};
+use super::key_mask;
 use super::window_blocks::Blocks;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -53,7 +54,7 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
     }
     expect("the keys", k, q.dtype, &[b, kv_heads, s, d])?;
     expect("the values", v, q.dtype, &[b, kv_heads, s, d])?;
-    expect_key_mask(attention, operands.get(3).copied(), [b, t, s])?;
+    key_mask::expect(attention, operands.get(3).copied(), [b, t, s])?;
     if attention.dropout.is_some() {
         expect(
             "the dropout mask",
@@ -63,26 +64,6 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
         )?;
     }
     Ok(q.clone())
-}
-
-/// Checks the operand of the key mask, if there is one, of an attention of B, T and S.
-pub(crate) fn expect_key_mask(
-    attention: &Attention,
-    operand: Option<&Shape>,
-    [b, t, s]: [usize; 3],
-) -> std::result::Result<(), String> {
-    match (attention.key_mask, operand) {
-        (KeyMask::None, _) => Ok(()),
-        (KeyMask::Keys, Some(mask)) => expect("the key mask", mask, DType::Pred, &[b, s]),
-        (KeyMask::Before, Some(first)) if attention.causal && t == s => {
-            expect("the first keys", first, DType::S32, &[b, t])
-        }
-        (KeyMask::Before, _) => Err(format!(
-            "has a first key for each query, which only causal attention over its own tokens has (causal: {}, {t} queries, {s} keys)",
-            attention.causal
-        )),
-        (KeyMask::Keys, None) => Err("lacks its key mask".into()),
-    }
 }
 
 pub(crate) fn infer_grad(

@@ -6,8 +6,7 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::attention::expect_key_mask;
-use super::{call_result, dropout};
+use super::{call_result, dropout, key_mask};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
@@ -188,7 +187,7 @@ pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
         let dims = call.statistics().dims;
         expect("the statistics", operands[arrays], DType::F32, &dims)?;
     }
-    expect_key_mask(&call.of, operands.get(behind).copied(), [b, t, s])?;
+    key_mask::expect(&call.of, operands.get(behind).copied(), [b, t, s])?;
     if is_dropping {
         dropout::infer_bits(operands[count - 1], &[])?;
     }

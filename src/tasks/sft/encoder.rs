@@ -1,28 +1,16 @@
-//! Examples as rows: encoded, with what counts in the loss marked, cut or packed.
+//! Examples to rows: encoded, with what counts in the loss marked, cut or packed.
 
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use ndarray::s;
-use xtrain_models::IGNORED_LABEL;
-
-use super::{ExampleFile, SftDataSettings, borders, piece};
-use xtrain_data::chat_template::ChatTemplate;
+use super::{borders, piece};
 use xtrain_data::packing::{self, PackingStrategy};
-use xtrain_data::padding::Padding;
-use xtrain_data::rows::{Totals, flag};
-use xtrain_data::share::Share;
-use xtrain_data::{
-    Batch, BatchRows, EncodedGroup, Error, HostLabels, Recipe, Result, Row, Sample, SampleFile,
-    Tokenizer,
-};
+use xtrain_data::rows::flag;
+use xtrain_data::{EncodedGroup, Error, Result, Row, Sample, Tokenizer};
 
-/// Examples that a thread takes at a time.
+/// Examples that a thread takes at a time, unless they are packed.
 const GROUP: usize = 256;
 
-/// What [`tag_places`] wrote.
+/// The places between generation tags, as the text of a [`piece::TAGS`] has them.
 fn read_tag_places(text: &str) -> impl Iterator<Item = Range<usize>> {
     text.split(' ').filter_map(|place| {
         let (start, end) = place.split_once('-')?;
@@ -30,18 +18,19 @@ fn read_tag_places(text: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Examples as rows, one each.
+/// Turns examples into rows.
 #[derive(Debug)]
-pub(super) struct Examples {
-    pub settings: SftDataSettings,
+pub(super) struct Encoder {
     pub tokenizer: Tokenizer,
     /// The token that begins a text, if there is one.
     pub begin: Option<u32>,
+    /// Tokens of the longest row.
     pub length: usize,
-    pub padding: Padding,
+    /// `None`: each example is a row of its own.
+    pub packing: Option<PackingStrategy>,
 }
 
-impl Examples {
+impl Encoder {
     /// The ids of a text, with the special tokens that the tokenizer adds unless the template has
     /// written them.
     fn ids(&self, text: &str, is_rendered: bool) -> Result<Vec<u32>> {
@@ -160,34 +149,23 @@ impl Examples {
         }
         Ok(marked)
     }
-}
 
-impl Recipe for Examples {
-    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
-        let (table, columns) = self.settings.open(path, count)?;
-        let end = self.tokenizer.eos_id();
-        Ok(Box::new(ExampleFile {
-            table,
-            columns,
-            template: ChatTemplate::of(&self.tokenizer)?,
-            end: end
-                .and_then(|id| self.tokenizer.token(id))
-                .unwrap_or_default(),
-            settings: self.settings.clone(),
-        }))
-    }
-
-    fn group(&self) -> usize {
-        match self.settings.packing {
+    /// Samples that are encoded together.
+    pub fn group(&self) -> usize {
+        match self.packing {
             Some(_) => packing::GROUP,
             None => GROUP,
         }
     }
 
-    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+    /// The rows of a group of samples.
+    ///
+    /// # Errors
+    /// The tokenizer refuses a text.
+    pub fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
         let mut group = EncodedGroup::default();
         let mut examples = Vec::with_capacity(samples.len());
-        let cuts = matches!(self.settings.packing, None | Some(PackingStrategy::Bfd));
+        let cuts = matches!(self.packing, None | Some(PackingStrategy::Bfd));
         for sample in samples {
             let (row, is_doubled) = self.row(sample)?;
             group.tokens += row.ids.len() as u64;
@@ -195,7 +173,7 @@ impl Recipe for Examples {
             group.doubled += u64::from(is_doubled);
             examples.push((sample.index, row));
         }
-        let Some(strategy) = self.settings.packing else {
+        let Some(strategy) = self.packing else {
             self.apart(examples, &mut group);
             return Ok(group);
         };
@@ -208,46 +186,5 @@ impl Recipe for Examples {
         let rows: Vec<Row> = examples.into_iter().map(|(_, row)| row).collect();
         group.rows = packing::pack(&rows, self.length, strategy);
         Ok(group)
-    }
-
-    fn length(&self) -> usize {
-        self.length
-    }
-
-    fn padding(&self) -> Option<&Padding> {
-        Some(&self.padding)
-    }
-
-    fn joins_examples(&self) -> bool {
-        self.settings.packing.is_some()
-    }
-
-    fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
-        let mut labels = batch.input_ids.clone();
-        labels.fill(IGNORED_LABEL as i32);
-        for (position, example) in rows.examples.iter().enumerate() {
-            let columns = rows.columns(labels.ncols(), example.flags.len());
-            let ids = batch.input_ids.slice(s![position, columns.clone()]);
-            let mut row = labels.slice_mut(s![position, columns]);
-            for ((label, id), flags) in row.iter_mut().zip(ids).zip(&*example.flags) {
-                if flags & flag::COUNTED != 0 {
-                    *label = *id;
-                    batch.targets += 1;
-                }
-            }
-        }
-        batch.labels = HostLabels::Tokens(labels);
-    }
-
-    fn empty(&self, what: String, _share: Share, totals: Totals, _largest: u64) -> Error {
-        let what = if totals.lines == 0 {
-            what
-        } else {
-            format!(
-                "{what}, in which nothing to learn begins within --max_seq_length {} (set more, unless the chat template leaves it out),",
-                self.length
-            )
-        };
-        Error::NoRows { what }
     }
 }
