@@ -32,6 +32,7 @@ mod models;
 mod neuron;
 mod optimizers;
 mod output;
+mod packing;
 mod parallel;
 mod pipelines;
 mod precision;

@@ -63,8 +63,8 @@ pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, has_usual_t
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{
-    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, MaskedToken, NextToken,
-    Objective, Outcome, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
+    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, LabelledShare, MaskedToken,
+    NextToken, Objective, Outcome, POSITION_IDS, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
 };
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
 pub use tensor_parallel::tensor_shard_specs;

@@ -3,6 +3,7 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
@@ -149,6 +150,14 @@ choices! {
         None = "none",
     }
 
+    /// The loss of supervised fine-tuning.
+    enum LossType {
+        Nll = "nll",
+        /// TRL's older name.
+        ChunkedNll = "chunked_nll",
+        Dft = "dft",
+    }
+
     /// What is pushed to the Hub when.
     enum HubStrategy {
         /// The finished directory.
@@ -229,6 +238,16 @@ choices! {
         Trn1 = "trn1",
         Trn2 = "trn2",
     }
+}
+
+impl Choice for PackingStrategy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("bfd", PackingStrategy::Bfd),
+        ("bfd_split", PackingStrategy::BfdSplit),
+        ("wrapped", PackingStrategy::Wrapped),
+        // TRL's older name.
+        ("bfd-requeue", PackingStrategy::BfdSplit),
+    ];
 }
 
 impl Choice for OptimizerKind {

@@ -15,6 +15,7 @@ use super::kind::*;
 use super::setting::{Setting, Typed};
 use std::path::PathBuf;
 use xtrain_data::features::Features;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
@@ -303,6 +304,19 @@ Data {
     completion_only_loss: bool = "true", SFT;
     /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
+    /// Pack several examples into each row of max_seq_length tokens; each sees itself alone, from
+    /// position 0 on
+    packing: bool = "false", SFT;
+    /// How: bfd, best fit decreasing, cuts examples longer than a row; bfd_split splits them; wrapped
+    /// concatenates all and cuts anywhere, and examples see those before them in the row
+    packing_strategy: PackingStrategy = "bfd", SFT;
+    /// The same for sets to evaluate on; default: as packing
+    eval_packing: Option<bool>, SFT;
+    /// Accepted with packing, whose rows have hardly any padding
+    padding_free: bool = "false", SFT;
+    /// Loss of a token: nll, cross-entropy (chunked_nll means the same); dft, cross-entropy times the
+    /// token's probability as a constant (dynamic fine-tuning)
+    loss_type: LossType = "nll", SFT, shapes graphs;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;
     /// Share of tokens to predict: 80% masked, 10% replaced at random, 10% kept, drawn anew in
@@ -860,11 +874,8 @@ LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
 }
 SFT {
-    packing eval_packing padding_free: FALSE, "packing is not supported yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
-    packing_strategy: anyway(&["", "none", "false", "bfd"]), "nothing is packed";
     truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
     shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
-    loss_type: only(&["nll", "chunked_nll"]), "not built yet: the loss is the cross-entropy of tokens (nll)";
     router_aux_loss_coef: NONE, "there are no mixtures of experts";
     eos_token: only(&["", "none", "false", "<EOS_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
     pad_token: only(&["", "none", "false", "<PAD_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";

@@ -97,6 +97,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         named: false,
         objective,
         attention_mask: false,
+        position_ids: false,
         token_type_ids: false,
         mesh: plan.train.mesh,
     };
@@ -316,6 +317,7 @@ fn random_batch(
         input_ids,
         attention_mask: None,
         token_type_ids: None,
+        position_ids: None,
         examples: rows,
         tokens: rows * tokens,
         epoch: 0,

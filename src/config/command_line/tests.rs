@@ -238,7 +238,6 @@ fn unknown_names_get_the_nearest_known_one() {
             "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
         ),
         ("train sft --eos_token x", "leave `eos_token` out"),
-        ("train sft --loss_type dft", "leave `loss_type` out"),
         (
             "generate --use_peft",
             "an adapter is one of training (--use_peft), and is used with --adapter_name_or_path",

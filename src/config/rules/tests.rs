@@ -417,6 +417,31 @@ const CASES: &[(&str, &str, &str)] = &[
         "--max_seq_length is 128",
     ),
     (
+        "padding_free_is_packing",
+        "SFT --padding_free",
+        "flattens each batch",
+    ),
+    (
+        "packed_rows_are_full",
+        "SFT --packing --pad_to_bucket 32",
+        "has nothing to pad",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --packing --max_train_samples 3",
+        "--max_train_samples counts examples",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --eval_packing --do_eval --max_eval_samples 3",
+        "--max_eval_samples counts examples",
+    ),
+    (
+        "dft_has_no_smoothing",
+        "SFT --loss_type dft --label_smoothing_factor 0.1",
+        "smooths cross-entropy",
+    ),
+    (
         "padding_needs_lines",
         "MLM --pad_to_max_length",
         "has nothing to pad",
@@ -714,6 +739,7 @@ fn what_is_legal_passes() {
         "CLM",
         "MLM",
         "CLS",
+        "SFT --packing --packing_strategy bfd-requeue --padding_free --eval_packing false --pad_to_bucket 32",
         "CLM --output_dir @/old --overwrite_output_dir",
         "CLM --output_dir @/empty",
         "train clm --model_name_or_path @/model --train_file @/train.txt --output_dir @/old --do_eval",
