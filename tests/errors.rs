@@ -894,7 +894,7 @@ fn state_dicts_that_are_no_model() {
             2,
             &[
                 "adapter_model.safetensors is of an adapter",
-                "merge_and_unload",
+                "adapter_config.json is missing",
             ],
         ),
         (

@@ -19,14 +19,14 @@ use xtrain_graphs::optim::{ADAMW, MASTER_WEIGHT, Schedule, ScheduleKind};
 use xtrain_graphs::{Graph, InputRole, Precision, Shape};
 use xtrain_models::{HeadKind, Model, build, freeze};
 
-fn small_gpt2() -> Box<dyn Model> {
+pub(crate) fn small_gpt2() -> Box<dyn Model> {
     let config = crate::support::small_config("gpt2");
     build(config, HeadKind::CausalLm).unwrap()
 }
 
 /// The graphs of a step's microbatches on this mesh: one that adds up and one that updates, for each
 /// stage.
-fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
+pub(crate) fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
     let settings = OptimizerSettings {
         storage: WeightStorage::Bf16WithMasters,
         ..OptimizerSettings::constant(ADAMW, 0.1)
@@ -70,7 +70,7 @@ fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec<Graph> {
 
 /// Names of the state that graphs read, and of what they assign. In a pipeline that may be another
 /// graph's.
-fn state(graphs: &[Graph]) -> [BTreeSet<&str>; 2] {
+pub(crate) fn state(graphs: &[Graph]) -> [BTreeSet<&str>; 2] {
     let inputs = graphs.iter().flat_map(|graph| &graph.inputs);
     let read: BTreeSet<&str> = inputs
         .filter(|input| input.role == InputRole::State)
@@ -82,7 +82,7 @@ fn state(graphs: &[Graph]) -> [BTreeSet<&str>; 2] {
     [read, assigned]
 }
 
-fn count(graphs: &[Graph], is_counted: impl Fn(&Op) -> bool) -> usize {
+pub(crate) fn count(graphs: &[Graph], is_counted: impl Fn(&Op) -> bool) -> usize {
     let nodes = graphs.iter().flat_map(|graph| &graph.nodes);
     nodes.filter(|node| is_counted(&node.op)).count()
 }
@@ -152,7 +152,7 @@ const GPT2: &str = "clm --tokenizer_name byte_bpe --train_file articles.txt --bl
                     --disable_tqdm --logging_steps 1 --max_steps 6";
 
 /// A model in the folder `start` to go on from, its weights of this type.
-fn saved_model(bench: &Bench, dtype: &str) {
+pub(crate) fn saved_model(bench: &Bench, dtype: &str) {
     let run = bench.run(&format!(
         "train {GPT2} --model_type gpt2 --config_overrides n_layer=2,n_head=8,n_embd=32,n_positions=32,attn_pdrop=0.1 \
          --torch_dtype {dtype} --learning_rate 1e-2 --save_strategy no --output_dir start"

@@ -23,7 +23,7 @@ use xtrain_graphs::optim::{
 };
 use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
 use xtrain_models::{
-    ATTENTION_MASK, Config, Forward, HeadKind, LABELS, Model, TOKEN_TYPE_IDS, Weights,
+    ATTENTION_MASK, Config, Forward, HeadKind, LABELS, LoraConfig, Model, TOKEN_TYPE_IDS, Weights,
 };
 
 const LOGITS: f32 = 1e-5;
@@ -40,7 +40,7 @@ pub struct Case {
 }
 
 impl Case {
-    fn open(dir: &Path) -> Self {
+    pub fn open(dir: &Path) -> Self {
         let config = Config::new(
             hf::read_object(&dir.join("config.json")).unwrap(),
             "config.json",
@@ -59,6 +59,22 @@ impl Case {
         }
     }
 
+    /// The same with an adapter, which starts anew.
+    pub fn adapted(self, config: LoraConfig) -> xtrain_models::Result<Self> {
+        let mut adapted = Case {
+            model: xtrain_models::adapt(self.model, config)?,
+            ..self
+        };
+        let start = adapted.start();
+        parameters::load(&mut adapted.session, &*adapted.model, &start).unwrap();
+        Ok(adapted)
+    }
+
+    /// The model's weights as they were saved.
+    pub fn start(&self) -> StoredTensors {
+        self.tensors("model.safetensors")
+    }
+
     fn json(&self, name: &str) -> Value {
         hf::read_json(&self.dir.join(name)).unwrap()
     }
@@ -67,7 +83,7 @@ impl Case {
         StoredTensors::open(&self.dir.join(name)).unwrap()
     }
 
-    fn micro_batches(&self) -> usize {
+    pub fn micro_batches(&self) -> usize {
         self.inputs.get("input_ids").unwrap().shape.dims[0]
     }
 
@@ -86,7 +102,7 @@ impl Case {
 
     /// The logits of token rows where `attention_mask` is 1: where a padding token's window holds no
     /// attended key, they are whatever an implementation of attention gives.
-    fn defined(&self, m: usize, found: Vec<f32>, expected: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+    pub fn defined(&self, m: usize, found: Vec<f32>, expected: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
         if matches!(
             self.model.head_kind(),
             HeadKind::SequenceClassification { .. }

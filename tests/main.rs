@@ -1,6 +1,7 @@
 //! Integration tests: what a user sees. One binary, one module for each area, so that linking stays
 //! short.
 
+mod adapters;
 mod alike;
 mod cache;
 mod chat_templates;
@@ -23,6 +24,7 @@ mod hub;
 mod launches;
 mod layers;
 mod library;
+mod lora;
 mod losses;
 mod meshes;
 mod migration;
@@ -30,6 +32,7 @@ mod models;
 mod neuron;
 mod optimizers;
 mod output;
+mod packing;
 mod parallel;
 mod pipelines;
 mod precision;

@@ -95,7 +95,10 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 pub(crate) fn weights(bench: &Bench, dir: &str) -> BTreeMap<String, Vec<f32>> {
-    let bytes = bench.bytes(&format!("{dir}/model.safetensors"));
+    let names = ["model.safetensors", "adapter_model.safetensors"];
+    let paths = names.map(|name| format!("{dir}/{name}"));
+    let saved = paths.iter().find(|path| bench.path(path).exists());
+    let bytes = bench.bytes(saved.expect("a run saves its weights"));
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     tensors
         .iter()

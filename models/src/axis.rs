@@ -29,6 +29,8 @@ pub enum Axis {
     Segments,
     /// A classifier's labels.
     Labels,
+    /// The inside of what an adapter adds to a linear layer.
+    Rank,
 }
 
 impl Axis {
@@ -43,7 +45,12 @@ impl Axis {
             | Axis::Mlp
             | Axis::GateUp
             | Axis::Vocab => true,
-            Axis::Embed | Axis::Head | Axis::Positions | Axis::Segments | Axis::Labels => false,
+            Axis::Embed
+            | Axis::Head
+            | Axis::Positions
+            | Axis::Segments
+            | Axis::Labels
+            | Axis::Rank => false,
         }
     }
 

@@ -20,9 +20,27 @@ pub struct LayerDeclaration {
     pub parameters: Vec<String>,
 }
 
+/// A linear layer or an embedding of tokens that a forward pass goes through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdaptableModule {
+    /// Its module's full name.
+    pub name: String,
+    /// Its matrix is `[in, out]`.
+    pub is_conv1d: bool,
+    /// It gives the model's logits.
+    pub is_output: bool,
+    /// Its matrix is another module's.
+    pub is_tied: bool,
+    pub has_bias: bool,
+    /// It is a table of tokens.
+    pub is_embedding: bool,
+}
+
 /// What the abstract trace shows.
 pub(crate) struct Declaration {
     pub parameters: Vec<ParameterSpec>,
+    /// Each once, in the order of their first use.
+    pub linears: Vec<AdaptableModule>,
     pub layers: Vec<LayerDeclaration>,
     /// Forward operations of a token, but for attention's and the head's.
     per_token: f64,
@@ -40,6 +58,19 @@ impl Declaration {
         let rows = (batch * tokens) as f64;
         3.0 * rows * (self.per_token + self.per_pair * tokens as f64)
             + self.head_flops(batch * tokens)
+    }
+
+    /// The same where the weights of `base`, which is all this one has but for what was added to it, are not
+    /// trained: their own gradients are not computed.
+    pub fn step_flops_on(&self, base: &Declaration, batch: usize, tokens: usize) -> f64 {
+        let rows = (batch * tokens) as f64;
+        let unspent = rows * base.per_token + rows * base.head_per_row;
+        self.step_flops(batch, tokens) - unspent
+    }
+
+    /// The part of [`Declaration::step_flops_on`] that is the head's.
+    pub fn head_flops_on(&self, base: &Declaration, rows: usize) -> f64 {
+        self.head_flops(rows) - rows as f64 * base.head_per_row
     }
 
     /// See [`crate::Model::head_flops`].
@@ -88,6 +119,7 @@ struct Requests {
     std: f64,
     /// In the order in which they were first asked for, with their placeholders.
     parameters: Vec<(ParameterSpec, Tensor)>,
+    linears: Vec<AdaptableModule>,
     /// See [`crate::Weights::registers_first`].
     first: HashMap<String, &'static [&'static str]>,
     in_head: bool,
@@ -106,6 +138,7 @@ impl Recorder {
         Recorder(RefCell::new(Requests {
             std,
             parameters: Vec::new(),
+            linears: Vec::new(),
             first: HashMap::new(),
             in_head: false,
             layers: vec![RecordedLayer::default()],
@@ -128,6 +161,7 @@ impl Recorder {
     ) -> Declaration {
         let Requests {
             parameters,
+            linears,
             first,
             layers,
             ..
@@ -148,6 +182,7 @@ impl Recorder {
         let count = tokens as f64;
         Declaration {
             parameters: in_order(parameters, "", &first),
+            linears,
             layers,
             per_token: matmuls / count,
             per_pair: attention / (count * count),
@@ -162,6 +197,24 @@ impl Recorder {
                 parameters: Vec::new(),
             });
         }
+    }
+
+    /// Notes a layer that can be adapted; of the head's the last one gives the logits.
+    pub fn note_adaptable(&self, linear: AdaptableModule) {
+        let mut requests = self.0.borrow_mut();
+        let in_head = requests.in_head;
+        let is_known = |known: &AdaptableModule| known.name == linear.name;
+        if requests.linears.iter().any(is_known) {
+            return;
+        }
+        if in_head {
+            let others = requests.linears.iter_mut();
+            others.for_each(|other| other.is_output = false);
+        }
+        requests.linears.push(AdaptableModule {
+            is_output: in_head,
+            ..linear
+        });
     }
 
     pub fn registers_first(&self, prefix: &str, children: &'static [&'static str]) {

@@ -41,7 +41,12 @@ fn record(model: &dyn Model) -> Result<Declaration> {
     }
     recorder.begin_head();
     model.head(&weights, &rows, &off)?;
-    Ok(recorder.finish(&trace, tokens, body_end, is_pooled))
+    let mut declaration = recorder.finish(&trace, tokens, body_end, is_pooled);
+    if let Some(adapter) = model.adapter() {
+        let parameters = declaration.parameters.iter_mut();
+        parameters.for_each(|parameter| adapter.mark(parameter));
+    }
+    Ok(declaration)
 }
 
 #[cfg(test)]

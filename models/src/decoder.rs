@@ -73,8 +73,7 @@ impl Decoder {
     fn embed(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let embed = (Axis::Embed, self.hidden_size);
         let dims = [(Axis::Vocab, self.info.vocab_size), embed];
-        let table = weights.table("wte.weight", dims, None)?;
-        let tokens = layers::embedding(&table, &batch.input_ids, None)?;
+        let tokens = weights.embedding("wte", &batch.input_ids, dims, None)?;
         let tokens = rng.add_embedding_noise(&tokens, batch.size()[1])?;
         if !self.learned_positions {
             return Ok(tokens);

@@ -79,8 +79,8 @@ impl Embeddings {
         rng: &DropoutRng,
     ) -> Result<Tensor> {
         let dims = [(Axis::Vocab, self.vocab_size), (Axis::Embed, self.size)];
-        let table = weights.table("word_embeddings.weight", dims, self.padding_idx)?;
-        let sum = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+        let ids = &batch.input_ids;
+        let sum = weights.embedding("word_embeddings", ids, dims, self.padding_idx)?;
         let mut sum = rng.add_embedding_noise(&sum, batch.size()[1])?;
         if self.segments > 0 {
             let dims = [(Axis::Segments, self.segments), (Axis::Embed, self.size)];

@@ -61,6 +61,28 @@ pub enum Error {
     /// The choice of what is trained was made before.
     #[error("what is trained of a model is chosen once, before anything reads its parameters")]
     FrozenTwice,
+    /// An adapter that is added to nothing.
+    #[error("target_modules means no layer of the model; these end in {}", known.join(", "))]
+    NothingToAdapt { known: Vec<String> },
+    /// A module to save that there is not.
+    #[error("modules_to_save: the model has no module `{name}`; its modules end in {}", known.join(", "))]
+    NoModule { name: String, known: Vec<String> },
+    /// A bias of B where the layer has none, in which it could be merged.
+    #[error("lora_bias: `{module}` has no bias, so that PEFT adds none to B either")]
+    NoBias { module: String },
+    /// A module to save whose weights are another one's.
+    #[error(
+        "modules_to_save: `{module}` is tied to `{other}`, which would keep the matrix as it was: that is not implemented; name {other} as well, or alone"
+    )]
+    TiedToSave { module: String, other: String },
+    /// A token to train that there is not.
+    #[error(
+        "trainable_token_indices: the model has no token {token}; its vocabulary is {vocabulary}"
+    )]
+    NoToken { token: usize, vocabulary: usize },
+    /// DoRA of a table of tokens.
+    #[error("use_dora: magnitudes of the embeddings `{module}` are not implemented")]
+    NoMagnitudes { module: String },
     /// A classifier without labels.
     #[error("a classifier needs at least one label")]
     NoLabels,
@@ -70,6 +92,17 @@ pub enum Error {
          need other frequencies, which is not implemented; shorten the prompt or lower --max_new_tokens"
     )]
     LongGeneration { tokens: usize, original: usize },
+    /// Rows of several examples over the length at which `longrope` changes.
+    #[error(
+        "longrope: rows of {tokens} tokens are longer than the {original} of `original_max_position_embeddings`, and an example in them would \
+         get the frequencies of its row's length, not of its own; set --max_length {original} or less, or train without --packing"
+    )]
+    LongPacking { tokens: usize, original: usize },
+    /// Packed examples with an attention mask.
+    #[error(
+        "a batch of packed examples (`position_ids`) has an attention mask besides: leave it out, padding is an example of one token"
+    )]
+    MaskedPacking,
     /// A cache for other models.
     #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]
     CacheLayers { layers: usize },

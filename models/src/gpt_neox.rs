@@ -219,8 +219,7 @@ impl Model for GptNeoX {
             (Axis::Vocab, self.info.vocab_size),
             (Axis::Embed, self.hidden_size),
         ];
-        let table = weights.table("embed_in.weight", dims, None)?;
-        let x = layers::embedding(&table, &batch.input_ids, None)?;
+        let x = weights.embedding("embed_in", &batch.input_ids, dims, None)?;
         let x = rng.add_embedding_noise(&x, batch.size()[1])?;
         let mut x = rng.dropout(&x, self.hidden_dropout)?;
         for number in 0..self.layers {

@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod activation;
+mod adapted;
 mod albert;
 mod answers;
 mod axis;
@@ -35,6 +36,7 @@ mod kv_cache;
 mod layers;
 mod linear;
 mod llama;
+mod lora;
 mod loss;
 mod model;
 mod modernbert;
@@ -50,6 +52,7 @@ mod weights;
 mod xlm_roberta;
 
 pub use activation::Activation;
+pub use adapted::adapt;
 pub use answers::PAIR;
 pub use axis::Axis;
 pub use batch::TokenBatch;
@@ -62,11 +65,12 @@ pub use head::HeadKind;
 pub use kto::{DESIRABLE, Kto};
 pub use kv_cache::KvCache;
 pub use linear::Linear;
+pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, has_usual_targets};
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{
-    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, MaskedToken, NextToken,
-    Objective, Outcome, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
+    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, LabelledShare, MaskedToken,
+    NextToken, Objective, Outcome, POSITION_IDS, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
 };
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
 pub use preference::{AnswerLogProbs, Divergence, OddsRatio, PairLoss, Preference, REFERENCE};

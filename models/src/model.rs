@@ -6,6 +6,7 @@ use crate::declaration::{Declaration, LayerDeclaration};
 use crate::error::Result;
 use crate::head::HeadKind;
 use crate::layers;
+use crate::lora::Adapter;
 use crate::parameter::ParameterSpec;
 use crate::weights::Weights;
 use std::collections::BTreeSet;
@@ -100,6 +101,16 @@ impl ModelInfo {
         })
     }
 
+    /// The same of a model whose forward pass is recorded anew.
+    pub(crate) fn undeclared(&self) -> ModelInfo {
+        ModelInfo {
+            config: self.config.clone(),
+            declaration: OnceLock::new(),
+            frozen: OnceLock::new(),
+            ..*self
+        }
+    }
+
     pub(crate) fn declaration(&self) -> &Declaration {
         let declaration = self.declaration.get();
         declaration.expect("build and declare record the forward pass before others see the model")
@@ -138,6 +149,11 @@ pub trait Model {
     /// # Errors
     /// As [`Model::hidden`].
     fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor>;
+
+    /// What is added to its layers, if something is: a model's own weights are not trained then.
+    fn adapter(&self) -> Option<&Adapter> {
+        None
+    }
 
     /// The configuration as it will be saved: every key that was read, known to this model or not.
     fn config(&self) -> &Config {

@@ -268,8 +268,8 @@ impl Model for ModernBert {
                 (Axis::Vocab, self.info.vocab_size),
                 (Axis::Embed, self.hidden_size),
             ];
-            let table = weights.table("tok_embeddings.weight", dims, self.padding_idx)?;
-            let rows = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+            let ids = &batch.input_ids;
+            let rows = weights.embedding("tok_embeddings", ids, dims, self.padding_idx)?;
             let rows = rng.add_embedding_noise(&rows, batch.size()[1])?;
             rng.dropout(&self.norm(&weights, "norm", &rows)?, self.embedding_dropout)?
         };

@@ -4,7 +4,7 @@ use crate::axis::Axis;
 use xtrain_graphs::optim::ParameterInfo;
 
 /// How a new parameter starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Biases.
     Zeros,
@@ -24,6 +24,28 @@ pub enum Init {
     },
     /// Sines and cosines of the row's number, from fast to slow.
     Sinusoids,
+    /// Uniform between `-bound` and `bound`.
+    Uniform {
+        /// The largest value.
+        bound: f64,
+    },
+    /// For each output of the matrix beside it, `weight`, the norm of what it is made of.
+    RowNorms {
+        /// The matrix's dimension of inputs.
+        inputs: usize,
+    },
+    /// The values of another parameter.
+    CopyOf {
+        /// Its name.
+        parameter: String,
+    },
+    /// Some of the rows of another parameter.
+    RowsOf {
+        /// Its name.
+        parameter: String,
+        /// Their numbers.
+        rows: Vec<usize>,
+    },
 }
 
 /// The set of weights that a parameter belongs to.
@@ -91,7 +113,8 @@ impl ParameterSpec {
             | Axis::Qkv { .. }
             | Axis::Head
             | Axis::Mlp
-            | Axis::GateUp => true,
+            | Axis::GateUp
+            | Axis::Rank => true,
             Axis::Vocab | Axis::Positions | Axis::Segments | Axis::Labels => false,
         };
         ParameterInfo {

@@ -5,12 +5,13 @@
 //! asked for and gives a placeholder; in a step it gives the tensor and checks its shape.
 
 use crate::axis::Axis;
-use crate::declaration::Recorder;
+use crate::declaration::{AdaptableModule, Recorder};
 use crate::error::{Error, Result};
+use crate::lora::Adapter;
 use crate::parameter::Init;
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::{ScopeGuard, Tensor, Trace};
+use xtrain_graphs::{DropoutRng, ScopeGuard, Tensor, Trace};
 
 /// A parameter as a recorded step has it.
 #[derive(Clone)]
@@ -78,6 +79,17 @@ pub struct Weights<'a> {
     prefix: String,
     /// The input of the layer that this is seen from.
     layer_input: Option<Tensor>,
+    adapter: AdapterUse<'a>,
+}
+
+/// What is added to linear layers.
+#[derive(Clone)]
+enum AdapterUse<'a> {
+    /// Nothing, as no model has said otherwise.
+    None,
+    /// Nothing, whatever a model says.
+    Off,
+    On(&'a Adapter, DropoutRng),
 }
 
 impl<'a> Weights<'a> {
@@ -96,6 +108,50 @@ impl<'a> Weights<'a> {
             source,
             prefix: String::new(),
             layer_input: None,
+            adapter: AdapterUse::None,
+        }
+    }
+
+    /// The same for the model that an adapter was added to: the adapter is switched off.
+    pub fn without_adapter(&self) -> Weights<'a> {
+        Weights {
+            adapter: AdapterUse::Off,
+            ..self.clone()
+        }
+    }
+
+    /// The same with an adapter, whose dropout draws from `rng`, unless it is switched off.
+    pub(crate) fn with_adapter<'b>(&self, adapter: &'b Adapter, rng: &DropoutRng) -> Weights<'b>
+    where
+        'a: 'b,
+    {
+        let adapter = match self.adapter {
+            AdapterUse::Off => AdapterUse::Off,
+            AdapterUse::None | AdapterUse::On(..) => AdapterUse::On(adapter, rng.clone()),
+        };
+        Weights {
+            adapter,
+            ..self.clone()
+        }
+    }
+
+    /// What is added to layers here, and what its dropout draws from.
+    pub(crate) fn adapter(&self) -> Option<(&Adapter, &DropoutRng)> {
+        match &self.adapter {
+            AdapterUse::On(adapter, rng) => Some((adapter, rng)),
+            AdapterUse::None | AdapterUse::Off => None,
+        }
+    }
+
+    /// The full name of this module.
+    pub(crate) fn module(&self) -> &str {
+        self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
+    }
+
+    /// Notes that this module is a layer that can be adapted.
+    pub(crate) fn note_adaptable(&self, module: AdaptableModule) {
+        if let Source::Declaring(recorder) = self.source {
+            recorder.note_adaptable(module);
         }
     }
 
@@ -104,7 +160,8 @@ impl<'a> Weights<'a> {
         self.trace
     }
 
-    fn below(&self, name: &str) -> Weights<'a> {
+    /// The weights of the module `name`, seen from the same place in the model path.
+    pub(crate) fn below(&self, name: &str) -> Weights<'a> {
         Weights {
             prefix: format!("{}{name}.", self.prefix),
             ..self.clone()
@@ -208,6 +265,55 @@ impl<'a> Weights<'a> {
     /// As [`Weights::matrix`].
     pub fn bias(&self, name: &str, dim: (Axis, usize)) -> Result<Tensor> {
         self.request(name, &[dim], |_| Init::Zeros)
+    }
+
+    /// A matrix that starts uniform between `-bound` and `bound`.
+    pub(crate) fn uniform(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        bound: f64,
+    ) -> Result<Tensor> {
+        self.request(name, &dims, |_| Init::Uniform { bound })
+    }
+
+    /// A matrix that starts as a copy of the parameter of this full name.
+    pub(crate) fn copied(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        full_name: &str,
+    ) -> Result<Tensor> {
+        let parameter = full_name.to_string();
+        self.request(name, &dims, |_| Init::CopyOf { parameter })
+    }
+
+    /// A matrix that starts as these rows of the parameter of this full name.
+    pub(crate) fn rows_of(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        full_name: &str,
+        rows: &[usize],
+    ) -> Result<Tensor> {
+        let (parameter, rows) = (full_name.to_string(), rows.to_vec());
+        self.request(name, &dims, |_| Init::RowsOf { parameter, rows })
+    }
+
+    /// A matrix that starts at zero.
+    pub(crate) fn zeros(&self, name: &str, dims: [(Axis, usize); 2]) -> Result<Tensor> {
+        self.request(name, &dims, |_| Init::Zeros)
+    }
+
+    /// A number for each output of this module's `weight`, whose dimension of inputs is `inputs`; it starts
+    /// as the norm of what the output is made of.
+    pub(crate) fn row_norms(
+        &self,
+        name: &str,
+        dim: (Axis, usize),
+        inputs: usize,
+    ) -> Result<Tensor> {
+        self.request(name, &[dim], |_| Init::RowNorms { inputs })
     }
 
     /// The weight of a norm; it starts at one.

@@ -37,6 +37,8 @@ pub enum Error {
     #[error("{}: {reason}", path.display())]
     BadContent { path: PathBuf, reason: String },
 
+    #[error("no adapter_model.safetensors in {}, beside its adapter_config.json", dir.display())]
+    NoAdapterWeights { dir: PathBuf },
     #[error("no model.safetensors in {}{hint}", dir.display())]
     NoWeights { dir: PathBuf, hint: String },
 

@@ -13,11 +13,42 @@ use super::atomic;
 use super::error::{Error, Result};
 pub use super::json::{python_float, read_json, read_object, to_json_text, write_json};
 use super::shards::{self, Shards};
-use super::weights::{TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors};
+use super::weights::{
+    ADAPTER_WEIGHTS_FILE, TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors,
+};
 
 pub const CONFIG_FILE: &str = "config.json";
 /// The settings of an adapter of PEFT.
 pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
+/// What a saved directory is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// A model, as transformers saves it.
+    #[default]
+    Model,
+    /// What an adapter adds to a model, as PEFT saves it.
+    Adapter,
+}
+
+impl Form {
+    /// That of a directory.
+    pub fn of(dir: &Path) -> Form {
+        if dir.join(ADAPTER_CONFIG_FILE).is_file() {
+            Form::Adapter
+        } else {
+            Form::Model
+        }
+    }
+
+    /// The file of its settings.
+    pub fn config_file(self) -> &'static str {
+        match self {
+            Form::Model => CONFIG_FILE,
+            Form::Adapter => ADAPTER_CONFIG_FILE,
+        }
+    }
+}
 
 pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 pub const TRAINER_STATE_FILE: &str = "trainer_state.json";
@@ -120,19 +151,34 @@ impl Default for TrainerState {
 /// What `save_pretrained` writes for a model and its tokenizer.
 #[derive(Clone, Debug)]
 pub struct Pretrained<'a> {
+    pub form: Form,
     pub config: &'a Map<String, Value>,
     pub weights: &'a [TensorRef<'a>],
     /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`.
     pub files: &'a [(String, Vec<u8>)],
-    /// Weights beyond this many bytes go into several files.
+    /// Weights beyond this many bytes go into several files; an adapter's never do.
     pub max_shard_size: u64,
+}
+
+impl<'a> Pretrained<'a> {
+    /// The weights by their files.
+    pub(super) fn shards(&self) -> Shards<'a> {
+        match self.form {
+            Form::Model => shards::split(self.weights, self.max_shard_size),
+            Form::Adapter => Shards {
+                files: vec![(ADAPTER_WEIGHTS_FILE.to_string(), self.weights.to_vec())],
+                index: None,
+            },
+        }
+    }
 }
 
 /// Writes the model into `dir`, each file as a whole. The weights come first: they are what can run
 /// out of disk, and a directory with an old config beside new weights is only ever the same model.
 pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    write_weights(dir, shards::split(model.weights, model.max_shard_size))?;
+    write_weights(dir, model.shards())?;
+    remove_other_form(dir, model.form)?;
     for (name, bytes) in small_files(model) {
         let path = dir.join(name);
         let above = path.parent().unwrap_or(dir);
@@ -148,9 +194,10 @@ pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
 fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
     let index_path = dir.join(WEIGHTS_INDEX_FILE);
     match &new.index {
-        None => atomic::write_file(&dir.join(WEIGHTS_FILE), |out| {
-            write_safetensors(out, &new.files[0].1)
-        })?,
+        None => {
+            let (name, tensors) = &new.files[0];
+            atomic::write_file(&dir.join(name), |out| write_safetensors(out, tensors))?;
+        }
         Some(index) => {
             let parts = atomic::DirWriter::begin(&dir.join("weights"))?;
             for (name, tensors) in &new.files {
@@ -188,6 +235,19 @@ fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
     Ok(())
 }
 
+/// An adapter in the directory of a model would be added to it, and a model's settings beside an adapter
+/// are not its own.
+fn remove_other_form(dir: &Path, form: Form) -> Result<()> {
+    let others = match form {
+        Form::Model => [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE],
+        // The settings of a classifier's model go along with its adapter, and are written next.
+        Form::Adapter => [CONFIG_FILE, WEIGHTS_FILE],
+    };
+    others
+        .iter()
+        .try_for_each(|name| remove_if_there(&dir.join(name)))
+}
+
 /// Removes a file that need not exist.
 pub fn remove_if_there(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
@@ -202,7 +262,8 @@ pub fn remove_if_there(path: &Path) -> Result<()> {
 pub(super) fn small_files<'a>(
     model: &Pretrained<'a>,
 ) -> Vec<(&'a str, std::borrow::Cow<'a, [u8]>)> {
-    let mut files = vec![(CONFIG_FILE, to_json_text(model.config, 2).into())];
+    let config = to_json_text(model.config, 2);
+    let mut files = vec![(model.form.config_file(), config.into())];
     files.extend(
         model
             .files
@@ -339,6 +400,7 @@ mod tests {
             let weights = ["a", "b", "c"]
                 .map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
             let model = Pretrained {
+                form: Form::Model,
                 config: &config,
                 weights: &weights,
                 files: &[],

@@ -20,12 +20,11 @@ use serde_json::{Map, Value};
 use super::atomic::{self, DirWriter};
 use super::error::{Error, Result};
 use super::hash;
-use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
+use super::hf::{self, Form, Pretrained, TRAINER_STATE_FILE, TrainerState};
 use super::optimizer::{
     self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, PeerWriters, Sink, write_hashed,
 };
 use super::pace::Pace;
-use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
 
@@ -102,6 +101,8 @@ pub struct Checkpoint {
     pub dir: PathBuf,
     pub state: TrainingState,
     pub trainer_state: TrainerState,
+    /// What its weights are of.
+    pub form: Form,
     pub config: Map<String, Value>,
     pub weights: Weights,
     /// `None` where the model was saved alone.
@@ -145,7 +146,7 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
         files.insert(name.to_string(), record);
         Ok(())
     };
-    let shards = shards::split(parts.model.weights, parts.model.max_shard_size);
+    let shards = parts.model.shards();
     for (name, tensors) in &shards.files {
         write(name, &|out| write_safetensors(out, tensors))?;
     }
@@ -267,12 +268,17 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
             ));
         }
     }
+    let form = Form::of(dir);
     Ok(Checkpoint {
+        form,
         dir: dir.to_path_buf(),
         state: file.state,
         trainer_state: hf::read_json(&dir.join(TRAINER_STATE_FILE))?,
-        config: hf::read_object(&dir.join(hf::CONFIG_FILE))?,
-        weights: Weights::open(dir)?,
+        config: hf::read_object(&dir.join(form.config_file()))?,
+        weights: match form {
+            Form::Model => Weights::open(dir)?,
+            Form::Adapter => Weights::open_adapter(dir)?,
+        },
         optimizer: if [OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE]
             .iter()
             .any(|name| file.files.contains_key(*name))

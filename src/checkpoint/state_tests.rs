@@ -62,6 +62,7 @@ impl Content {
             .map(|(name, bytes)| tensor(format!("exp_avg.{name}"), bytes))
             .collect();
         let model = Pretrained {
+            form: hf::Form::Model,
             config: &self.config,
             weights: &weights,
             files: &self.files,
@@ -390,6 +391,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
     let config = Map::new();
     let weights = [tensor("a", 0)];
     let model = Pretrained {
+        form: hf::Form::Model,
         config: &config,
         weights: &weights,
         files: &[],

@@ -21,6 +21,10 @@ use super::error::{Error, Mismatch, Result};
 use super::{files, torch};
 
 pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The weights of an adapter of PEFT.
+pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
+/// Where older directories have them.
+pub const ADAPTER_TORCH_FILE: &str = "adapter_model.bin";
 pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
 /// Where older directories have them.
 pub const TORCH_FILE: &str = "pytorch_model.bin";
@@ -56,6 +60,8 @@ impl std::fmt::Debug for Bytes<'_> {
 #[derive(Clone, Debug)]
 pub struct TensorRef<'a> {
     pub name: Cow<'a, str>,
+    /// The name that it gets in a file, if that is another one.
+    pub saved_name: Option<String>,
     pub shape: Shape,
     pub bytes: Bytes<'a>,
 }
@@ -64,6 +70,7 @@ impl<'a> TensorRef<'a> {
     pub fn new(name: impl Into<Cow<'a, str>>, shape: Shape, bytes: &'a [u8]) -> Self {
         TensorRef {
             name: name.into(),
+            saved_name: None,
             shape,
             bytes: Bytes::Here(bytes),
         }
@@ -73,8 +80,17 @@ impl<'a> TensorRef<'a> {
     pub fn fetched(name: impl Into<Cow<'a, str>>, shape: Shape, from: &'a dyn Fetch) -> Self {
         TensorRef {
             name: name.into(),
+            saved_name: None,
             shape,
             bytes: Bytes::Fetched(from),
+        }
+    }
+
+    /// The same with another name in files.
+    pub fn saved_as(self, name: String) -> Self {
+        TensorRef {
+            saved_name: Some(name),
+            ..self
         }
     }
 
@@ -179,6 +195,20 @@ impl Weights {
             dir: path.to_path_buf(),
             hint: other_formats_hint(path),
         })
+    }
+
+    /// Opens the weights of an adapter's directory.
+    ///
+    /// # Errors
+    /// If it has none, or they cannot be read.
+    pub fn open_adapter(dir: &Path) -> Result<Weights> {
+        let files = [ADAPTER_WEIGHTS_FILE, ADAPTER_TORCH_FILE].map(|name| dir.join(name));
+        match files.iter().find(|file| file.exists()) {
+            Some(file) => Weights::open_files(file, std::slice::from_ref(file)),
+            None => Err(Error::NoAdapterWeights {
+                dir: dir.to_path_buf(),
+            }),
+        }
     }
 
     /// Opens several files by the index that names them.
@@ -320,6 +350,22 @@ impl Weights {
     /// The file (or the index of the shards) that this was opened from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The files with the names of their tensors, sorted.
+    pub fn files(&self) -> Vec<(PathBuf, Vec<String>)> {
+        let mut files: Vec<(PathBuf, Vec<String>)> = Vec::new();
+        for (path, _) in self.files.iter() {
+            if files.last().is_none_or(|(last, _)| last != path) {
+                files.push((path.clone(), Vec::new()));
+            }
+        }
+        for (name, entry) in self.tensors.iter() {
+            let path = &self.files[entry.file].0;
+            let file = files.iter_mut().find(|(known, _)| known == path);
+            file.expect("every file is listed").1.push(name.clone());
+        }
+        files
     }
 
     /// All tensors, sorted by name.
@@ -485,7 +531,7 @@ pub fn other_formats_hint(dir: &Path) -> String {
         )
     } else if let Some(name) = find(&|name| name.starts_with("adapter_")) {
         format!(
-            "; {name} is of an adapter, not of a model: merge_and_unload() it with its model in Python and save_pretrained() that"
+            "; {name} is of an adapter, not of a model, and adapter_config.json is missing, which says of which"
         )
     } else if let Some(name) = find(&|name| is_weights(name) && !is_state(name)) {
         let usual = usual_name(name);
@@ -728,7 +774,8 @@ pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io:
         let end = offset + tensor.shape.bytes();
         let dtype = safetensors_name(tensor.shape.dtype);
         let info = serde_json::json!({"dtype": dtype, "shape": tensor.shape.dims, "data_offsets": [offset, end]});
-        if header.insert(tensor.name.to_string(), info).is_some() {
+        let name = tensor.saved_name.as_deref().unwrap_or(&tensor.name);
+        if header.insert(name.to_string(), info).is_some() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("tensor {} is given twice", tensor.name),

@@ -12,7 +12,7 @@ use xtrain_engine::task::TaskData;
 use xtrain_engine::{Run, failed};
 use xtrain_models::Model;
 use xtrain_parallel::schedule::bubble;
-use xtrain_parallel::{Axis, Mesh, Placements, Stages};
+use xtrain_parallel::{Axis, Placements, Stages};
 use xtrain_report::scaling::Exchange;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, exact, flop};
@@ -37,6 +37,10 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     if run.loaded.trained != Trained::All {
         let count = exact(trained_count(model));
         table.pair("trained", format!("{count} ({})", run.loaded.trained));
+    }
+    if let Some(adapter) = model.adapter() {
+        let count = exact(trained_count(model));
+        table.pair("trained", format!("{count}: {adapter}"));
     }
     let (rows, ids) = (model.vocab_size(), run.tokenizer.id_bound());
     table.pair("vocabulary", format!("{rows} (tokenizer: {ids})"));
@@ -300,8 +304,7 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
 }
 
 fn describe_data(table: &mut Table, set: &Set, task: &TaskData) {
-    let lengths = task.form(&[set], Mesh::single()).lengths;
-    let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+    let lengths: Vec<String> = set.lengths().iter().map(usize::to_string).collect();
     let totals = set.rows.totals();
     let what = if task.labels().is_some() {
         "rows"

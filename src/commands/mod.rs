@@ -13,6 +13,7 @@ mod eval;
 mod fit;
 mod generate;
 mod launch;
+mod merge;
 mod meshes;
 mod output_file;
 mod predict;
@@ -79,6 +80,7 @@ fn dispatch(command: Command) -> Result<Outcome, Error> {
         Command::Eval(plan) => eval::run(plan),
         Command::Predict(plan) => predict::run(plan),
         Command::Generate(plan) => generate::run(plan),
+        Command::Merge(plan) => merge::run(plan),
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
         Command::Top(flags) => top::run(&flags),

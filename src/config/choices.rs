@@ -3,10 +3,11 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::{HeadKind, MODEL_TYPES, has_head};
+use xtrain_models::{AdapterBias, HeadKind, MODEL_TYPES, has_head};
 use xtrain_parallel::PipelineSchedule;
 use xtrain_report::records::LogFormat;
 use xtrain_report::scaling::Fixed;
@@ -190,6 +191,14 @@ choices! {
         None = "none",
     }
 
+    /// The loss of supervised fine-tuning.
+    enum LossType {
+        Nll = "nll",
+        /// TRL's older name.
+        ChunkedNll = "chunked_nll",
+        Dft = "dft",
+    }
+
     /// What is pushed to the Hub when.
     enum HubStrategy {
         /// The finished directory.
@@ -272,6 +281,16 @@ choices! {
     }
 }
 
+impl Choice for PackingStrategy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("bfd", PackingStrategy::Bfd),
+        ("bfd_split", PackingStrategy::BfdSplit),
+        ("wrapped", PackingStrategy::Wrapped),
+        // TRL's older name.
+        ("bfd-requeue", PackingStrategy::BfdSplit),
+    ];
+}
+
 impl Choice for OptimizerKind {
     const WORDS: &'static [(&'static str, Self)] = OptimizerKind::WORDS;
 }
@@ -306,6 +325,8 @@ macro_rules! listed {
 listed! {
     /// An architecture.
     ModelType = model_types;
+    /// Which of a model's biases are trained with an adapter.
+    AdapterBiases = |_| AdapterBias::ALL.map(|(name, _)| name).to_vec();
     NeuronModelType = |_| neuron::MODEL_TYPES.to_vec();
     NeuronOptlevel = |_| neuron::OPTLEVELS.to_vec();
     NeuronAutoCast = |_| neuron::AUTO_CASTS.to_vec();

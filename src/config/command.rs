@@ -63,6 +63,7 @@ pub enum CommandName {
     Compile(TaskName),
     Fit(TaskName),
     Generate,
+    Merge,
     Launch,
     Bench,
     Scaling,
@@ -111,6 +112,7 @@ pub mod sets {
         FIT = Fit(_),
         PREDICT = Predict(_),
         GENERATE = Generate,
+        MERGE = Merge,
         BENCH = Bench,
         QUICKSTART = Quickstart,
         LAUNCH = Launch,
@@ -151,15 +153,15 @@ pub mod sets {
         /// Commands that read a data set.
         READING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_),
         /// Commands that compile graphs.
-        COMPILING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
+        COMPILING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge | Bench
             | Quickstart,
         /// Commands that run something on a device.
-        RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Bench | Quickstart | Doctor,
+        RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Merge | Bench | Quickstart | Doctor,
         /// Commands that a device's settings matter to.
-        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
-            | Quickstart | Doctor,
+        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge
+            | Bench | Quickstart | Doctor,
         /// Commands that open a device.
-        OPENING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
+        OPENING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge | Bench
             | Quickstart | Doctor | Cache(Verify),
         CACHE = Cache(_),
         CACHE_LS = Cache(Ls),
@@ -319,6 +321,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "generate",
         "Continue a prompt with a trained model",
         "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
+    ),
+    info(
+        Merge,
+        "merge",
+        "Merge an adapter into its model: a model of the same files and types that needs no adapter",
+        "xtrain merge --model_name_or_path MODEL --adapter_name_or_path out --output_dir merged",
     ),
     info(
         Launch,
@@ -539,8 +547,8 @@ impl CommandName {
     pub fn task(self) -> Option<TaskName> {
         match self {
             Train(task) | Eval(task) | Predict(task) | Compile(task) | Fit(task) => Some(task),
-            Generate | Launch | Bench | Scaling | Sweep | Doctor | Top | Report | Quickstart
-            | Cache(_) => None,
+            Generate | Merge | Launch | Bench | Scaling | Sweep | Doctor | Top | Report
+            | Quickstart | Cache(_) => None,
         }
     }
 

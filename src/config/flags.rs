@@ -15,6 +15,7 @@ use super::kind::*;
 use super::setting::{Setting, Typed};
 use std::path::PathBuf;
 use xtrain_data::features::Features;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
@@ -99,6 +100,7 @@ sections! {
     Model = "Model",
     Data = "Data",
     Batches = "Batches and length",
+    Adapters = "Adapters (LoRA)",
     Optimizer = "Optimizer",
     Precision = "Precision",
     Parallel = "Many devices",
@@ -119,7 +121,7 @@ impl Section {
         use Section::*;
         matches!(
             self,
-            Data | Batches | Optimizer | Precision | Parallel | Checkpoints | Evaluation
+            Data | Batches | Adapters | Optimizer | Precision | Parallel | Checkpoints | Evaluation
         )
     }
 }
@@ -157,10 +159,10 @@ Run {
     neuron_monitor: Option<PathBuf>, TOP;
     /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
     /// default: output/quickstart
-    output_dir: Option<WrittenPath>, TRAIN_EVAL | QUICKSTART | SWEEP;
+    output_dir: Option<WrittenPath>, TRAIN_EVAL | MERGE | QUICKSTART | SWEEP;
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
-    overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
+    overwrite_output_dir: bool = "false", TRAIN | MERGE | QUICKSTART;
     /// Write to an output directory that a run on another host has locked; use only if
     /// you are sure that run is dead
     take_over_output_dir: bool = "false", TRAIN;
@@ -202,7 +204,7 @@ Run {
 }
 Model {
     /// Directory with config.json and model.safetensors, or a model's name on the Hub
-    model_name_or_path: Option<ModelPath>, READING | GENERATE | BENCH;
+    model_name_or_path: Option<ModelPath>, READING | GENERATE | MERGE | BENCH;
     /// Architecture to train from random weights: decoders for clm, encoders for mlm, either
     /// for cls
     model_type: Option<ModelType>, TRAIN_EVAL | BENCH;
@@ -234,12 +236,12 @@ Model {
     /// labels
     ignore_mismatched_sizes: bool = "false", TRAIN;
     /// Branch, tag or commit for the model, tokenizer and configuration on the Hub
-    model_revision: String = "main", READING | GENERATE;
+    model_revision: String = "main", READING | GENERATE | MERGE;
     /// Access token for gated and private repositories; default: $HF_TOKEN, else the one that
     /// `hf auth login` saved
-    token: Option<String>, READING | GENERATE;
+    token: Option<String>, READING | GENERATE | MERGE;
     /// Use only the Hub's files in the cache and never connect, as HF_HUB_OFFLINE=1
-    local_files_only: bool = "false", READING | GENERATE;
+    local_files_only: bool = "false", READING | GENERATE | MERGE;
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
@@ -305,6 +307,19 @@ Data {
     /// Which end of a longer pair is kept; with keep_start, pairs whose prompt alone fills max_length
     /// are left out
     truncation_mode: Truncation = "keep_start", DPO;
+    /// Pack several examples into each row of max_seq_length tokens; each sees itself alone, from
+    /// position 0 on
+    packing: bool = "false", SFT;
+    /// How: bfd, best fit decreasing, cuts examples longer than a row; bfd_split splits them; wrapped
+    /// concatenates all and cuts anywhere, and examples see those before them in the row
+    packing_strategy: PackingStrategy = "bfd", SFT;
+    /// The same for sets to evaluate on; default: as packing
+    eval_packing: Option<bool>, SFT;
+    /// Accepted with packing, whose rows have hardly any padding
+    padding_free: bool = "false", SFT;
+    /// Loss of a token: nll, cross-entropy (chunked_nll means the same); dft, cross-entropy times the
+    /// token's probability as a constant (dynamic fine-tuning)
+    loss_type: LossType = "nll", SFT, shapes graphs;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;
     /// Share of tokens to predict: 80% masked, 10% replaced at random, 10% kept, drawn anew in
@@ -358,6 +373,45 @@ Batches {
     num_train_epochs: NotNegative = "3.0", TRAIN;
     /// Optimizer steps, overriding epochs (quickstart: its own default); -1 or 0: not set
     max_steps: MaxSteps = "-1", TRAIN | QUICKSTART;
+}
+Adapters {
+    /// Train an adapter of the model, LoRA in PEFT's format, and leave its own weights as they are
+    use_peft: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// An adapter of the model, as PEFT and xtrain save it: a directory, or its name on the Hub; training
+    /// continues from it
+    adapter_name_or_path: Option<ModelPath>, READING | GENERATE | MERGE | BENCH;
+    /// Rank: the rows of A and columns of B
+    lora_r: Count<1> = "16", TRAIN | BENCH, shapes graphs;
+    /// The product of B and A is scaled by lora_alpha / lora_r
+    lora_alpha: Positive = "32", TRAIN | BENCH, shapes graphs;
+    /// Share of a layer's input that is dropped before A
+    lora_dropout: BelowOne = "0.05", TRAIN | BENCH, shapes graphs;
+    /// Linear layers to adapt: names or ends of names, one regular expression for whole names, or
+    /// all-linear; default: PEFT's for the family, or all-linear
+    lora_target_modules: Texts, TRAIN | BENCH, alias "target_modules", shapes graphs;
+    /// Modules that are trained whole and saved with the adapter, by ends of names; a classifier's head always
+    /// is
+    lora_modules_to_save: Texts, TRAIN | BENCH, alias "modules_to_save", shapes graphs;
+    /// Scale by lora_alpha / sqrt(lora_r), as rsLoRA
+    use_rslora: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// Train the magnitude of each output besides, as DoRA
+    use_dora: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// Give B a bias
+    lora_bias: bool = "false", TRAIN | BENCH, shapes graphs;
+    /// The model's own biases to train: none; lora_only, those of the adapted layers; all
+    bias: AdapterBiases = "none", TRAIN | BENCH, shapes graphs;
+    /// Linear layers to leave out: names or ends of names, or one regular expression for whole names
+    exclude_modules: Texts, TRAIN | BENCH, shapes graphs;
+    /// Numbers of the layers to adapt, as 0,1; default: all
+    layers_to_transform: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
+    /// With layers_to_transform: what the list of layers is called; default: any name
+    layers_pattern: Texts, TRAIN | BENCH, shapes graphs;
+    /// Ids of tokens whose rows of the embeddings are trained, as 5,17: for new tokens
+    trainable_token_indices: Option<LayerNumbers>, TRAIN | BENCH, shapes graphs;
+    /// Ranks of layers by regular expressions for the ends of their names, as q_proj=8 or as a JSON object
+    rank_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
+    /// The same of lora_alpha
+    alpha_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
 }
 Optimizer {
     /// Optimizer (the adamw names all mean AdamW with decoupled weight decay)
@@ -859,11 +913,8 @@ LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
 }
 SFT {
-    packing eval_packing padding_free: FALSE, "packing is not supported yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
-    packing_strategy: anyway(&["", "none", "false", "bfd"]), "nothing is packed";
     truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
     shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
-    loss_type: only(&["nll", "chunked_nll"]), "not built yet: the loss is the cross-entropy of tokens (nll)";
     router_aux_loss_coef: NONE, "there are no mixtures of experts";
     eos_token: only(&["", "none", "false", "<EOS_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
     pad_token: only(&["", "none", "false", "<PAD_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
@@ -892,6 +943,12 @@ REFERENCED {
 }
 KTO {
     truncation_mode: only(&["keep_start"]), "not built: longer answers are cut at their end";
+}
+TRAIN_EVAL {
+    lora_target_parameters target_parameters: NONE, "no family here has fused expert weights; lora_target_modules names linear layers";
+    lora_task_type: ANYWAY, "what the adapter is for follows from the task";
+    ensure_weight_tying: FALSE, "not built yet: one adapter for tied weights";
+    init_lora_weights: only(&["", "true"]), "an adapter starts as PEFT's do by default: A uniform, B zero";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

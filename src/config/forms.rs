@@ -42,6 +42,10 @@ kinds! {
     struct DeviceNumbers: Vec<i64> = Form::Word, "TEXT", "a text", device_numbers;
     /// `32,64`, each at least 1.
     struct Buckets: Vec<usize> = Form::Word, "TEXT", "a text", buckets;
+    /// `0,2`: numbers of layers or of tokens.
+    struct LayerNumbers: Vec<usize> = Form::Word, "TEXT", "a text", layer_numbers;
+    /// `q_proj=8,k_proj=4`, or a JSON object.
+    struct NumbersByName: Vec<(String, f64)> = Form::Pairs, "NAME=NUMBER,...", "name=number pairs or a JSON object", numbers_by_name;
     /// `no,yes`, at least two.
     struct LabelNames: LabelMap = Form::Word, "TEXT", "a text", labels;
     /// `5e-5@32`: a learning rate and the examples per step that it suits.
@@ -317,6 +321,43 @@ fn buckets(text: &str) -> Result<Vec<usize>, Wrong> {
         length.ok_or_else(|| wrong(format!("`{part}` is not a length"), "write it as 32,64,128"))
     };
     parts(text).map(length).collect()
+}
+
+fn layer_numbers(text: &str) -> Result<Vec<usize>, Wrong> {
+    let number = |part: &str| {
+        let number = part.trim_matches(['[', ']', ' ']).parse();
+        number.map_err(|_| {
+            wrong(
+                format!("`{part}` is not a whole number"),
+                "write it as 0,1,2",
+            )
+        })
+    };
+    parts(text).map(number).collect()
+}
+
+fn numbers_by_name(text: &str) -> Result<Vec<(String, f64)>, Wrong> {
+    const FIX: &str = "write it as q_proj=8,k_proj=4 or as a JSON object";
+    let number = |name: &str, value: Option<f64>| match value {
+        Some(number) if number > 0.0 && number.is_finite() => Ok((name.to_string(), number)),
+        _ => Err(wrong(format!("{name} has no number above 0"), FIX)),
+    };
+    if text.trim_start().starts_with('{') {
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)
+            .map_err(|error| wrong(format!("not a JSON object: {error}"), FIX))?;
+        let pairs = object.iter();
+        return pairs
+            .map(|(name, value)| number(name, value.as_f64()))
+            .collect();
+    }
+    let pair = |part: &str| match part.rsplit_once('=') {
+        Some((name, value)) => number(name.trim(), value.trim().parse().ok()),
+        None => Err(wrong(
+            format!("`{part}` is not of the form name=number"),
+            FIX,
+        )),
+    };
+    parts(text).map(pair).collect()
 }
 
 fn labels(text: &str) -> Result<LabelMap, Wrong> {

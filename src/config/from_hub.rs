@@ -2,6 +2,7 @@
 //! are checked, fetched after that, so that a mistake elsewhere costs no download. What exists on
 //! this machine always wins over a name.
 
+use super::adapter;
 use super::choices::GlueTask;
 use super::command::sets::PREDICT;
 use super::error::UsageError;
@@ -28,16 +29,10 @@ pub fn is_config_name(name: &str) -> bool {
 /// # Errors
 /// What could not be fetched.
 pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
-    let [model, tokenizer, config, reference] = repositories(&flags);
+    let [model, tokenizer, config, adapter, reference] = repositories(&flags);
     let dataset = flags.dataset_name.clone();
     let predicts = PREDICT.contains(flags.command);
-    let named = [
-        &model,
-        &tokenizer,
-        &config,
-        &reference,
-        &*flags.dataset_name,
-    ];
+    let named = [&model, &tokenizer, &config, &adapter, &reference, &dataset];
     if named.iter().all(|name| name.is_none()) {
         return Ok(flags);
     }
@@ -59,13 +54,22 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
         let path = hub.config(&name, revision).map_err(failed)?;
         flags.config_name.set(Some(path.display().to_string()));
     }
-    if let Some(name) = model {
-        let path = hub.model(&name, revision).map_err(failed)?;
-        flags.model_name_or_path.set(Some(path));
+    if let Some(name) = adapter {
+        let path = hub.adapter(&name, None).map_err(failed)?;
+        flags.adapter_name_or_path.set(Some(path));
+        adapter::find_base(&mut flags);
     }
     if let Some(name) = reference {
         let path = hub.model(&name, revision).map_err(failed)?;
         flags.ref_model_name_or_path.set(Some(path));
+    }
+    // A name may turn out to be an adapter's, which names its model.
+    let (mut model, mut revision) = (named_model(&flags).or(model), revision);
+    while let Some(name) = model.take() {
+        let path = hub.model(&name, revision).map_err(failed)?;
+        flags.model_name_or_path.set(Some(path));
+        adapter::find_base(&mut flags);
+        (model, revision) = (named_model(&flags), None);
     }
     if let Some(name) = dataset {
         let configuration = flags.dataset_config_name.as_deref();
@@ -120,12 +124,8 @@ pub fn is_asked(flags: &Flags) -> bool {
     flags.dataset_name.is_given() || repositories(flags).iter().any(Option::is_some)
 }
 
-/// The names of model, tokenizer, configuration and reference on the Hub, each if it is one.
-fn repositories(flags: &Flags) -> [Option<String>; 4] {
-    let named = |path: &Option<PathBuf>| {
-        let path = path.as_deref().filter(|path| is_name(path))?;
-        path.to_str().map(str::to_string)
-    };
+/// The names of model, tokenizer, configuration, adapter and reference on the Hub, each if it is one.
+fn repositories(flags: &Flags) -> [Option<String>; 5] {
     let config = flags
         .config_name
         .clone()
@@ -134,8 +134,18 @@ fn repositories(flags: &Flags) -> [Option<String>; 4] {
         named(&flags.model_name_or_path),
         named(&flags.tokenizer_name),
         config,
+        named(&flags.adapter_name_or_path),
         named(&flags.ref_model_name_or_path),
     ]
+}
+
+fn named(path: &Option<PathBuf>) -> Option<String> {
+    let path = path.as_deref().filter(|path| is_name(path))?;
+    path.to_str().map(str::to_string)
+}
+
+fn named_model(flags: &Flags) -> Option<String> {
+    named(&flags.model_name_or_path)
 }
 
 /// Adds what contradicts a fetch to the mistakes. No rule, because what was fetched stands in the

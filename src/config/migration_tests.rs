@@ -130,7 +130,7 @@ const FIELDS: [(&str, Option<&str>); 114] = [
 ];
 
 /// The scripts, the command for each, and their own settings (of their releases since 4.20).
-const SCRIPTS: [(&str, CommandName, &[&str]); 7] = [
+const SCRIPTS: [(&str, CommandName, &[&str]); 8] = [
     (
         "run_clm",
         CommandName::Train(TaskName::Clm),
@@ -321,6 +321,34 @@ const SCRIPTS: [(&str, CommandName, &[&str]); 7] = [
             "disable_dropout",
             "sync_ref_model",
             "model_init_kwargs",
+        ],
+    ),
+    (
+        "trl sft",
+        CommandName::Train(TaskName::Sft),
+        &[
+            "use_peft",
+            "lora_r",
+            "lora_alpha",
+            "lora_dropout",
+            "lora_target_modules",
+            "lora_target_parameters",
+            "lora_modules_to_save",
+            "lora_task_type",
+            "use_rslora",
+            "use_dora",
+            "target_modules",
+            "modules_to_save",
+            "exclude_modules",
+            "bias",
+            "lora_bias",
+            "layers_to_transform",
+            "layers_pattern",
+            "rank_pattern",
+            "alpha_pattern",
+            "trainable_token_indices",
+            "init_lora_weights",
+            "ensure_weight_tying",
         ],
     ),
 ];

@@ -13,6 +13,7 @@
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod adapter;
 mod choices;
 mod command;
 mod command_line;
@@ -64,9 +65,9 @@ pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use plan::{
     BenchPlan, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan, FitPlan,
-    GeneratePlan, GenerationFlags, MeshComparison, ModelSource, PredictPlan, PromptSource,
-    PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun, TaskPlan,
-    TokenizerSource, TrackerPlan, TrainSettings,
+    GeneratePlan, GenerationFlags, MergePlan, MeshComparison, ModelSource, PredictPlan,
+    PromptSource, PushPlan, QuickstartPlan, RunPlan, ScaledRun, ScalingPlan, SweepPlan, SweptRun,
+    TaskPlan, TokenizerSource, TrackerPlan, TrainSettings,
 };
 pub use rules::contents::{length_mistake, metric_is_known, no_labels};
 pub use scaling::into_directory;

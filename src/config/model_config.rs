@@ -1,6 +1,7 @@
 //! The configuration of the model that a plan names, before it is decided what the model is built
 //! for.
 
+use super::adapter;
 use super::error::UsageError;
 use super::nearest::nearest;
 use super::plan::{ConfigSource, ModelSource};
@@ -22,6 +23,13 @@ impl ModelSource {
         let (ModelSource::Pretrained { model_type, .. } | ModelSource::Scratch { model_type, .. }) =
             self;
         is_of_type(&config, *model_type)?;
+        if let ModelSource::Pretrained {
+            adapter: Some(adapter),
+            ..
+        } = self
+        {
+            adapter::take_labels(&mut config, adapter);
+        }
         if let ModelSource::Scratch {
             config: source,
             overrides,

@@ -11,6 +11,7 @@ use xtrain_cache::CacheSettings;
 use xtrain_graphs::DType;
 use xtrain_hub::HubSettings;
 use xtrain_launch::LaunchSettings;
+use xtrain_models::LoraConfig;
 use xtrain_parallel::Mesh;
 use xtrain_report::records::LogFormat;
 use xtrain_report::scaling::Fixed;
@@ -33,6 +34,8 @@ pub enum Command {
     Predict(PredictPlan),
     /// Continues prompts.
     Generate(GeneratePlan),
+    /// Merges an adapter into its model.
+    Merge(MergePlan),
     /// Measures steps over random tokens.
     Bench(BenchPlan),
     /// Checks a device and its software.
@@ -73,6 +76,8 @@ pub enum ModelSource {
     Pretrained {
         /// Its local path.
         directory: PathBuf,
+        /// The directory of an adapter that is added to it.
+        adapter: Option<PathBuf>,
         /// The `--model_type` that was given: another one in `config.json` is an error.
         model_type: Option<&'static str>,
     },
@@ -175,6 +180,8 @@ pub struct RunPlan {
     pub model: ModelSource,
     /// The tokenizer.
     pub tokenizer: TokenizerSource,
+    /// The adapter that is added to the model, where a new one is trained.
+    pub lora: Option<LoraConfig>,
     /// The task with its data.
     pub task: TaskPlan,
     /// How it is trained.
@@ -289,8 +296,8 @@ pub struct GeneratePlan {
     pub device: DevicePlan,
     /// Where compiled graphs are kept.
     pub cache: CacheSettings,
-    /// The model's directory.
-    pub model: PathBuf,
+    /// The model, from a directory.
+    pub model: ModelSource,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
     pub tokenizer: PathBuf,
     /// The prompts.
@@ -301,6 +308,21 @@ pub struct GeneratePlan {
     pub num_return_sequences: usize,
     /// Of the sampler.
     pub seed: u64,
+    /// Precision and mesh; nothing is trained.
+    pub train: TrainSettings,
+}
+
+/// `xtrain merge`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergePlan {
+    /// Where the logits of a sample are computed.
+    pub device: DevicePlan,
+    /// Where compiled graphs are kept.
+    pub cache: CacheSettings,
+    /// The model with its adapter.
+    pub model: ModelSource,
+    /// The directory of the merged model.
+    pub output_dir: PathBuf,
     /// Precision and mesh; nothing is trained.
     pub train: TrainSettings,
 }
@@ -351,6 +373,8 @@ pub struct BenchPlan {
     pub cache: CacheSettings,
     /// The model, usually with random weights.
     pub model: ModelSource,
+    /// The adapter that is added to it.
+    pub lora: Option<LoraConfig>,
     /// Optimizer, precision and mesh.
     pub train: TrainSettings,
 }

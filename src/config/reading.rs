@@ -2,6 +2,7 @@
 //! task of GLUE and of SageMaker's names. Checks that need several flags are elsewhere, except those of
 //! files from the Hub.
 
+use super::adapter;
 use super::command_line::{self, Parsed};
 use super::config_file;
 use super::error::UsageError;
@@ -22,6 +23,7 @@ pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageErr
     sagemaker::apply(&mut flags);
     config_file::recall(&mut flags);
     glue::apply(&mut flags);
+    adapter::find_base(&mut flags);
     from_hub::check(&mut flags);
     Ok(Parsed::Flags(Box::new(flags)))
 }

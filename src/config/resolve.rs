@@ -1,6 +1,7 @@
 //! Flags become plans: only this file decides defaults that depend on other settings. It runs after
 //! `rules`, which refuse commands that lack something.
 
+use super::adapter;
 use super::choices::{
     AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
     SaveStrategy, Strategy, Target, TorchDtype,
@@ -61,6 +62,13 @@ pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
             include_text: *flags.include_text,
         }),
         CommandName::Generate => Command::Generate(generate_plan(flags)),
+        CommandName::Merge => Command::Merge(MergePlan {
+            device: device(flags),
+            cache: cache(flags),
+            model: sources::model(flags).expect(CHECKED),
+            output_dir: flags.output_dir.clone().expect(CHECKED),
+            train: train_settings(flags),
+        }),
         CommandName::Bench => Command::Bench(bench_plan(flags)),
         CommandName::Top => Command::Top(flags.clone()),
         CommandName::Report => Command::Report(flags.clone()),
@@ -95,6 +103,7 @@ fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
             path: sources::tokenizer_path(flags).expect(CHECKED).into(),
             lower_case: *flags.do_lower_case,
         },
+        lora: adapter::new(flags),
         task: sources::task_plan(flags, task),
         train: train_settings(flags),
         do_train: flags.trains(),
@@ -174,7 +183,7 @@ fn generate_plan(flags: &Arc<Flags>) -> GeneratePlan {
     GeneratePlan {
         device: device(flags),
         cache: cache(flags),
-        model: flags.model_name_or_path.clone().expect(CHECKED),
+        model: sources::model(flags).expect(CHECKED),
         tokenizer: sources::tokenizer_path(flags).expect(CHECKED).into(),
         prompts: match (&*flags.prompt_file, flags.prompt.clone()) {
             (_, message) if *flags.chat => PromptSource::Chat {
@@ -205,6 +214,7 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
         device: device(flags),
         cache: cache(flags),
         model: sources::model(flags).expect(CHECKED),
+        lora: adapter::new(flags),
         train: TrainSettings {
             // The peers' (`bench/peers.py`).
             optimizer: OptimizerSettings {

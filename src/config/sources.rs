@@ -1,7 +1,7 @@
 //! Which model, tokenizer and data the flags name, and by what the best evaluation is found: what
 //! both the rules and the plans go by.
 
-use super::choices::{GlueTask, SaveStrategy};
+use super::choices::{GlueTask, LossType, SaveStrategy};
 use super::command::TaskName;
 use super::command::sets::{LABELLED, PREFERENCES, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
@@ -10,6 +10,7 @@ use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use super::preference;
 use std::path::{Path, PathBuf};
 use xtrain_data::LabelMap;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
@@ -31,6 +32,7 @@ pub fn model(flags: &Flags) -> Option<ModelSource> {
     if let Some(directory) = flags.model_name_or_path.clone() {
         return Some(ModelSource::Pretrained {
             directory,
+            adapter: flags.adapter_name_or_path.clone(),
             model_type: *flags.model_type,
         });
     }
@@ -83,6 +85,9 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             padding: padding(flags, *flags.pad_to_max_length),
             completion_only_loss: *flags.completion_only_loss,
             assistant_only_loss: *flags.assistant_only_loss,
+            packing: packing(flags, *flags.packing),
+            eval_packing: packing(flags, flags.eval_packing.unwrap_or(*flags.packing)),
+            weighs_by_probability: *flags.loss_type == LossType::Dft,
         }),
         TaskName::Dpo => TaskPlan::Dpo(DpoDataSettings {
             answers: answers(flags, Form::Pairs),
@@ -142,6 +147,10 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
         finds_regression: *flags.do_regression != Some(false),
         glue: flags.task_name.map(GlueTask::glue),
     }
+}
+
+fn packing(flags: &Flags, packs: bool) -> Option<PackingStrategy> {
+    packs.then_some(*flags.packing_strategy)
 }
 
 fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {

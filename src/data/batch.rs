@@ -24,6 +24,9 @@ pub struct Batch {
     pub attention_mask: Option<Array2<bool>>,
     /// `[B, T]`, the segment of each token; `None` where all are in segment 0.
     pub token_type_ids: Option<Array2<i32>>,
+    /// `[B, T]`, the place of each token in its own example, 0 of padding; `None` where a row is one
+    /// example. Then there is no attention mask.
+    pub position_ids: Option<Array2<i32>>,
     /// Numbers of the rows besides, by name.
     pub numbers: Vec<(&'static str, Array1<f32>)>,
     /// Real examples; the rows of others, at the end, have no labels.
@@ -132,6 +135,7 @@ impl<'a> BatchRows<'a> {
             input_ids,
             attention_mask,
             token_type_ids: None,
+            position_ids: None,
             numbers: Vec::new(),
             examples: self.rows.len() / self.each,
             tokens,
@@ -139,6 +143,22 @@ impl<'a> BatchRows<'a> {
             epoch: at.epoch,
             index_in_epoch: at.batch,
         }
+    }
+
+    /// The place of each token in its own example; padding is an example of its own.
+    pub(super) fn positions(&self, ids: &Array2<i32>) -> Array2<i32> {
+        let mut positions = Array2::zeros(ids.raw_dim());
+        for (position, mut out) in positions.outer_iter_mut().enumerate() {
+            let flags = &self.at(position).flags;
+            let columns = self.columns(ids.ncols(), flags.len());
+            let mut place = 0;
+            for (out, flags) in out.slice_mut(s![columns]).iter_mut().zip(&**flags) {
+                place = if flags & flag::STARTS != 0 { 0 } else { place };
+                *out = place;
+                place += 1;
+            }
+        }
+        positions
     }
 
     pub(super) fn token_types(&self, ids: &Array2<i32>) -> Array2<i32> {

@@ -287,6 +287,13 @@ pub enum Error {
     #[error("{what} has no rows to use")]
     NoRows { what: String },
 
+    #[error(
+        "no example of the training set teaches the model to stop: the loss counts no {end} or other special token at the end of an example \
+         ({rows}). Where --max_seq_length cuts the ends off, set more, or --packing --packing_strategy bfd_split; where the chat template \
+         writes none after the assistant's turns, use one that does; texts without an end are for `xtrain train clm`"
+    )]
+    EndNotLearned { end: String, rows: String },
+
     #[error("--{flag} {length} is more than the model's {positions} positions")]
     TooLong {
         flag: &'static str,

@@ -57,6 +57,10 @@ pub struct EncodedGroup {
     pub truncated: u64,
     /// Samples that became no row, though nothing is wrong with them.
     pub dropped: u64,
+    /// The samples, by their index, in which nothing that counts in the loss is left: they have no row.
+    pub unlearned: Vec<u64>,
+    /// Texts of which a second token that begins a text was removed.
+    pub doubled: u64,
 }
 
 /// How a task's files become rows and its rows batches.
@@ -87,6 +91,13 @@ pub trait Recipe: Debug + Send + Sync {
     /// To which lengths batches are padded; `None` where all rows have one length.
     fn padding(&self) -> Option<&Padding> {
         None
+    }
+
+    /// Whether a row holds several examples, each of which begins where a token has
+    /// [`flag::STARTS`](super::rows::flag::STARTS): batches have the place of each token in its own
+    /// example, and no attention mask.
+    fn joins_examples(&self) -> bool {
+        false
     }
 
     /// Whether the model is given the segment (first or second text) of each token of a pair.

@@ -99,6 +99,11 @@ impl Set {
         }
     }
 
+    /// Whether rows hold several examples, whose tokens have places of their own.
+    pub fn joins_examples(&self) -> bool {
+        self.recipe.joins_examples()
+    }
+
     /// Whether batches have segments.
     pub fn has_token_type_ids(&self) -> bool {
         self.segments
@@ -133,6 +138,10 @@ impl Set {
             batch.numbers.push((*name, own.into()));
         }
         batch.token_type_ids = self.segments.then(|| rows.token_types(&batch.input_ids));
+        if self.recipe.joins_examples() {
+            batch.position_ids = Some(rows.positions(&batch.input_ids));
+            batch.attention_mask = None;
+        }
         self.recipe.label(&rows, &mut batch);
         Ok(batch)
     }

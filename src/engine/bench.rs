@@ -52,7 +52,10 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
             HeadKind::MaskedLm => HeadKind::MaskedLm,
             _ => HeadKind::CausalLm,
         };
-    let loaded = read.build(task, Head::NewIfMissing)?;
+    let mut loaded = read.build(task, Head::NewIfMissing)?;
+    if let Some(config) = &plan.lora {
+        loaded = loaded.with_new_adapter(config.clone())?;
+    }
     let model = &*loaded.model;
     if *plan.train.flags.seq > model.max_positions() {
         let positions = model.max_positions();
@@ -94,6 +97,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         named: false,
         objective,
         attention_mask: false,
+        position_ids: false,
         token_type_ids: false,
         mesh: plan.train.mesh,
     };
@@ -315,6 +319,7 @@ fn random_batch(
         attention_mask: None,
         token_type_ids: None,
         numbers: Vec::new(),
+        position_ids: None,
         examples: rows,
         tokens: rows * tokens,
         epoch: 0,

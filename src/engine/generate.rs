@@ -4,7 +4,7 @@ use super::error::{Error, failed};
 use super::execution::Execution;
 use super::model::{LoadedModel, ModelConfig, origin};
 use serde_json::{Map, Value};
-use xtrain_config::{GeneratePlan, GenerationFlags, ModelSource};
+use xtrain_config::{GeneratePlan, GenerationFlags};
 use xtrain_data::Tokenizer;
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::tokenizer::TextStream;
@@ -199,11 +199,8 @@ impl Generator {
     pub fn open(plan: &GeneratePlan) -> Result<Generator, Error> {
         let tokenizer =
             Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-        let source = ModelSource::Pretrained {
-            directory: plan.model.clone(),
-            model_type: None,
-        };
-        let loaded = ModelConfig::read(&source, None)?.build(HeadKind::CausalLm, Head::Saved)?;
+        let loaded =
+            ModelConfig::read(&plan.model, None)?.build(HeadKind::CausalLm, Head::Saved)?;
         tokenizer
             .check_vocab(loaded.model.vocab_size())
             .map_err(failed("matching tokenizer and model"))?;

@@ -11,6 +11,7 @@
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod adapter;
 pub mod batches;
 mod bench;
 pub mod device;
@@ -20,6 +21,7 @@ pub mod exchanged;
 mod execution;
 pub mod fit;
 mod generate;
+mod merge;
 pub mod meshes;
 pub mod model;
 mod precompile;
@@ -29,6 +31,7 @@ pub mod push;
 mod reference;
 pub mod resume;
 mod run;
+mod saved;
 pub mod target;
 pub mod task;
 mod trackers;
@@ -39,4 +42,5 @@ pub use bench::bench;
 pub use error::{Error, Outcome, failed};
 pub use execution::Execution;
 pub use generate::Generator;
+pub use merge::{Merged, merge};
 pub use run::Run;

@@ -5,15 +5,20 @@ use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use xtrain_cache::Origin;
-use xtrain_checkpoint::{Weights, files, hash, hf};
+use xtrain_checkpoint::hf::{ADAPTER_CONFIG_FILE, Form};
+use xtrain_checkpoint::{Checkpoint, Weights, files, hash, hf};
 use xtrain_config::ModelSource;
 use xtrain_data::tokenizer::Tokenizer;
 use xtrain_distributed::ProcessGroup;
 use xtrain_graphs::DType;
-use xtrain_models::{Axis, Config, HeadKind, Model, ParameterSpec, StoredName, stored_name};
+use xtrain_models::{
+    Axis, Config, HeadKind, LoraConfig, Model, Modules, ParameterSpec, StoredName, adapt,
+    has_usual_targets, stored_name,
+};
 use xtrain_report::memory;
 use xtrain_report::progress::say;
 use xtrain_report::units::{bytes, count};
+use xtrain_trainer as trainer;
 use xtrain_trainer::parameters::{self, Head};
 use xtrain_trainer::session::Session;
 use xtrain_trainer::trained::{Trained, TrainedError};
@@ -24,6 +29,8 @@ pub struct ModelConfig {
     pub config: Config,
     /// Where its weights are, unless they are new.
     directory: Option<PathBuf>,
+    /// Where the adapter is that is added to it.
+    adapter: Option<PathBuf>,
     /// `generation_config.json` of a directory that has one, as it stands.
     generation: Option<Vec<u8>>,
     /// The directory's files that a saved model keeps, though nothing here reads them.
@@ -50,10 +57,14 @@ impl ModelConfig {
     /// If a file cannot be read, or a setting is none of the model's.
     pub fn read(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
         let config = source.config(tokenizer)?;
-        let ModelSource::Pretrained { directory, .. } = source else {
+        let ModelSource::Pretrained {
+            directory, adapter, ..
+        } = source
+        else {
             return Ok(ModelConfig {
                 config,
                 directory: None,
+                adapter: None,
                 generation: None,
                 companions: Vec::new(),
                 saved_rows: None,
@@ -70,6 +81,7 @@ impl ModelConfig {
         Ok(ModelConfig {
             config,
             directory: Some(directory.clone()),
+            adapter: adapter.clone(),
             generation,
             companions: companions(directory),
             saved_rows: None,
@@ -100,6 +112,8 @@ impl ModelConfig {
                 model,
                 trained: Trained::All,
                 weights: None,
+                adapter: None,
+                new: Vec::new(),
                 generation: None,
                 companions: Vec::new(),
             });
@@ -122,6 +136,11 @@ impl ModelConfig {
             ));
             weights = weights.lengthened(&tables, model.vocab_size());
         }
+        // What a model lacks of its head its adapter may have.
+        let head = match (&self.adapter, head) {
+            (Some(_), Head::Saved) => Head::NewIfMissing,
+            (_, head) => head,
+        };
         // Now, not when they are placed: between the two may lie hours of tokenizing.
         let fit = parameters::fit(&*model, &weights, head);
         let fit = fit.map_err(failed("opening the model's weights")).map_err(|error| match (head, task) {
@@ -130,7 +149,7 @@ impl ModelConfig {
             }
             _ => error,
         })?;
-        if !fit.new.is_empty() {
+        if !fit.new.is_empty() && self.adapter.is_none() {
             let names = fit
                 .new
                 .iter()
@@ -155,13 +174,19 @@ impl ModelConfig {
                 fit.unused.join(", ")
             ));
         }
-        Ok(LoadedModel {
+        let loaded = LoadedModel {
             model,
             trained: Trained::All,
             weights: Some((weights, head)),
+            adapter: None,
+            new: fit.new,
             generation: self.generation,
             companions: self.companions,
-        })
+        };
+        match &self.adapter {
+            Some(adapter) => loaded.with_saved_adapter(adapter),
+            None => Ok(loaded),
+        }
     }
 }
 
@@ -192,11 +217,84 @@ pub struct LoadedModel {
     /// Which of them training changes.
     pub trained: Trained,
     weights: Option<(Weights, Head)>,
+    /// What is added to it, where that was saved.
+    adapter: Option<Weights>,
+    /// Parameters of its head that start at random.
+    new: Vec<String>,
     generation: Option<Vec<u8>>,
     companions: Vec<(String, Vec<u8>)>,
 }
 
 impl LoadedModel {
+    /// The same with the adapter of a directory.
+    fn with_saved_adapter(self, dir: &Path) -> Result<LoadedModel, Error> {
+        let path = dir.join(ADAPTER_CONFIG_FILE);
+        let values = hf::read_object(&path).map_err(failed("opening the adapter"))?;
+        let source = path.display().to_string();
+        let config = LoraConfig::from_json(&values, &source).map_err(not_this_model(dir))?;
+        let weights = Weights::open_adapter(dir).map_err(failed("opening the adapter"))?;
+        let model = adapt(self.model, config).map_err(not_this_model(dir))?;
+        parameters::check_adapter(&*model, &weights).map_err(|error| {
+            failed("opening the adapter")(error)
+                .with_hint("it is an adapter of another model, or of another task")
+        })?;
+        let lacks = |name: &&String| {
+            let parameters = model.parameters();
+            !parameters
+                .iter()
+                .any(|parameter| parameter.name == **name && parameter.trained)
+        };
+        if let Some(name) = self.new.iter().find(lacks) {
+            let problem = format!(
+                "neither the model nor the adapter {} has {name}, which the task needs",
+                dir.display()
+            );
+            return Err(Error::usage(
+                problem,
+                "use the adapter for the task that it was trained for, with the model that it was trained on",
+            ));
+        }
+        Ok(LoadedModel {
+            model,
+            adapter: Some(weights),
+            ..self
+        })
+    }
+
+    /// The same with a new adapter. What starts at random is saved with it, as nothing else has it.
+    ///
+    /// # Errors
+    /// If it would be added to no layer of the model.
+    pub fn with_new_adapter(self, mut config: LoraConfig) -> Result<LoadedModel, Error> {
+        let usual = config.clone().for_head(self.model.head_kind());
+        for name in &self.new {
+            let module = name.rsplit_once('.').map_or(&**name, |(module, _)| module);
+            if usual.saved_above(module).is_none() && config.saved_above(module).is_none() {
+                config.save_whole(module);
+                say(&format!(
+                    "note: {module} starts at random, and so it is trained whole and saved with the adapter, as --lora_modules_to_save {module}"
+                ));
+            }
+        }
+        let model_type = self.model.config().text("model_type").unwrap_or_default();
+        if config.targets == Modules::Usual && !has_usual_targets(&model_type) {
+            say(&format!(
+                "note: PEFT names no layers to adapt in {model_type}; all linear layers but the head are, as --lora_target_modules all-linear"
+            ));
+        }
+        let model = adapt(self.model, config).map_err(|error| no_adapter(&error))?;
+        for name in model
+            .adapter()
+            .iter()
+            .flat_map(|adapter| adapter.unmatched())
+        {
+            say(&format!(
+                "note: --lora_target_modules {name}: no linear layer of the model has such a name"
+            ));
+        }
+        Ok(LoadedModel { model, ..self })
+    }
+
     /// Chooses what is trained, once; without it everything is.
     ///
     /// # Errors
@@ -264,6 +362,11 @@ impl LoadedModel {
             }
             None => parameters::initialize(session, &model.parameters(), seed)
                 .map_err(failed("initializing the weights")),
+        }?;
+        match &self.adapter {
+            Some(adapter) => parameters::load_adapter(session, model, adapter)
+                .map_err(failed("loading the adapter")),
+            None => Ok(()),
         }
     }
 
@@ -288,8 +391,33 @@ impl LoadedModel {
             }
             None => add(format!("seed {seed}").as_bytes()),
         }
+        // One that is new changes nothing yet.
+        if let Some(adapter) = &self.adapter {
+            add(format!("adapter {:?}\n", self.model.adapter()).as_bytes());
+            for tensor in adapter.iter() {
+                add(format!("{} {}\n", tensor.name, tensor.shape).as_bytes());
+                add(tensor.bytes);
+            }
+        }
         let (_, _, digest) = hasher.finish();
         Ok(hash::hex(&digest))
+    }
+
+    /// Puts what a checkpoint has on the device: the whole model, or an adapter on top of its model.
+    ///
+    /// # Errors
+    /// As [`LoadedModel::place`], or if the checkpoint is of the other kind.
+    pub fn restore(
+        &self,
+        session: &mut Session,
+        saved: &Checkpoint,
+        seed: u64,
+    ) -> Result<(), Error> {
+        let model = &*self.model;
+        if model.adapter().is_some() {
+            self.place(session, seed)?;
+        }
+        load_saved(session, model, saved).map_err(failed("loading the weights"))
     }
 
     /// The settings of the `generation_config.json` that came with it; none if none did.
@@ -322,6 +450,40 @@ impl LoadedModel {
             }
         }
         Some((name, hf::to_json_text(&generation, 2)))
+    }
+}
+
+/// Puts the weights of a checkpoint of this run in the place of those that are there.
+///
+/// # Errors
+/// If they do not fit, or cannot be read.
+pub fn load_saved(
+    session: &mut Session,
+    model: &dyn Model,
+    saved: &Checkpoint,
+) -> trainer::Result<()> {
+    match saved.form {
+        Form::Model => parameters::load(session, model, &saved.weights),
+        Form::Adapter => parameters::load_adapter(session, model, &saved.weights),
+    }
+}
+
+/// A mistake in what an adapter is asked to be.
+fn no_adapter(error: &xtrain_models::Error) -> Error {
+    Error::usage(
+        error.to_string(),
+        "change --lora_target_modules or --lora_modules_to_save, or leave them out",
+    )
+}
+
+/// What is wrong with a saved adapter.
+fn not_this_model(dir: &Path) -> impl Fn(xtrain_models::Error) -> Error {
+    let dir = dir.display().to_string();
+    move |error| {
+        Error::usage(
+            format!("the adapter {dir}: {error}"),
+            "use it with the model that it was trained on, or train another one",
+        )
     }
 }
 

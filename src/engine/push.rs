@@ -15,7 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
+use xtrain_checkpoint::hf::{
+    ADAPTER_CONFIG_FILE, CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object,
+};
+use xtrain_checkpoint::weights::ADAPTER_WEIGHTS_FILE;
 use xtrain_checkpoint::{atomic, files};
 use xtrain_config::{HubStrategy, PushPlan};
 use xtrain_hub::{self as hub, Addition, Repository};
@@ -243,7 +246,7 @@ impl Checkpoints {
     fn files(&self, checkpoint: &Path, name: &str) -> BTreeMap<String, PathBuf> {
         let mut files = finished_files(&self.output_dir);
         let is_model = |name: &str| {
-            name == CONFIG_FILE
+            [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, CONFIG_FILE].contains(&name)
                 || name == GENERATION_CONFIG_FILE
                 || (name.starts_with("model") && name.contains(".safetensors"))
                 || self.model_files.iter().any(|own| own == name)

@@ -191,6 +191,7 @@ impl Run {
         };
         let source = ModelSource::Pretrained {
             directory: directory.to_path_buf(),
+            adapter: None,
             model_type: None,
         };
         let own = &*self.loaded.model;
@@ -200,7 +201,12 @@ impl Run {
             let parameters = model.parameters().into_iter();
             parameters.map(|it| (it.name, it.dims)).collect()
         };
-        if shapes(&*other.model) != shapes(own) {
+        // The model that is trained may have an adapter besides.
+        let own = shapes(own);
+        if !shapes(&*other.model)
+            .iter()
+            .all(|shape| own.contains(shape))
+        {
             return Err(Error::usage(
                 format!(
                     "--ref_model_name_or_path: {} is of another architecture than the model that is trained",

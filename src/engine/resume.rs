@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use xtrain_checkpoint::hf::{CONFIG_FILE, write_json};
+use xtrain_checkpoint::hf::{ADAPTER_CONFIG_FILE, CONFIG_FILE, Form, write_json};
 use xtrain_checkpoint::state::TRAINING_STATE_FILE;
 use xtrain_checkpoint::{
-    Checkpoint, TrainingState, files, list_checkpoints, load_checkpoint, read_state,
+    Checkpoint, TrainingState, files, hash, list_checkpoints, load_checkpoint, read_state,
 };
 use xtrain_config::{ModelSource, RunPlan, TrainSettings};
 use xtrain_data::stream::StreamPosition;
@@ -114,11 +114,19 @@ pub fn begin_run(output_dir: &Path, resumed: Option<&Checkpoint>) -> Result<u64,
 /// # Errors
 /// If the output directory cannot be read.
 pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
-    let source = match &plan.model {
-        ModelSource::Pretrained { directory, .. } => directory.canonicalize().ok(),
-        ModelSource::Scratch { .. } => None,
+    let sources = match &plan.model {
+        ModelSource::Pretrained {
+            directory, adapter, ..
+        } => {
+            let named = std::iter::once(directory).chain(adapter);
+            named.filter_map(|path| path.canonicalize().ok()).collect()
+        }
+        ModelSource::Scratch { .. } => Vec::new(),
     };
-    let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
+    let is_source = |path: &Path| {
+        path.canonicalize()
+            .is_ok_and(|path| sources.contains(&path))
+    };
     let found = checkpoints_in(&plan.train.output_dir)?;
     Ok(found.filter(|path| !is_source(path)).collect())
 }
@@ -172,7 +180,10 @@ fn requested_checkpoint(settings: &TrainSettings) -> Result<Option<PathBuf>, Err
 /// saves it.
 fn without_training_state(output_dir: &Path) -> Option<PathBuf> {
     newest_checkpoint(output_dir, |path| {
-        path.join(CONFIG_FILE).is_file() && !path.join(TRAINING_STATE_FILE).exists()
+        let is_saved = [CONFIG_FILE, ADAPTER_CONFIG_FILE]
+            .iter()
+            .any(|name| path.join(name).is_file());
+        is_saved && !path.join(TRAINING_STATE_FILE).exists()
     })
 }
 
@@ -248,8 +259,19 @@ const TRAINED: &str = "trained";
 
 /// Notes what a run trains: its checkpoints hold the state of that alone.
 pub fn note_trained(run: &mut TrainingState, loaded: &LoadedModel) {
-    if let Some(frozen) = frozen_digest(&*loaded.model) {
-        let noted = json!({ "by": loaded.trained.to_string(), "frozen": frozen });
+    if let Some(mut frozen) = frozen_digest(&*loaded.model) {
+        let mut by = loaded.trained.to_string();
+        if let Some(adapter) = loaded.model.adapter() {
+            let mut config = adapter.config_file();
+            // These may change: where the model is, and what is dropped.
+            for key in ["base_model_name_or_path", "lora_dropout"] {
+                config.remove(key);
+            }
+            let settings = json!([frozen, config]).to_string();
+            frozen = hash::sha256(settings.as_bytes())[..16].to_string();
+            by = adapter.to_string();
+        }
+        let noted = json!({ "by": by, "frozen": frozen });
         run.extra.insert(TRAINED.into(), noted);
     }
 }
@@ -408,10 +430,13 @@ impl Resuming<'_> {
             rest.map(|(key, value)| (key.clone(), value.clone()))
                 .collect()
         };
-        note_changes(
-            &without_dtype(&saved.config),
-            &without_dtype(model.config().values()),
-        );
+        // What an adapter is asked to be is the same, which was checked.
+        if saved.form == Form::Model {
+            note_changes(
+                &without_dtype(&saved.config),
+                &without_dtype(model.config().values()),
+            );
+        }
         let settings = |state: &TrainingState| state.extra.get(SETTINGS)?.as_object().cloned();
         if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
             note_changes(&old, &new);

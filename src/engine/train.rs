@@ -1,7 +1,8 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
+use super::adapter;
 use super::error::{Error, Outcome, failed};
-use super::model::{parameter_count, trained_count};
+use super::model::{load_saved, parameter_count, trained_count};
 use super::process;
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
@@ -11,16 +12,15 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::hf::{
-    TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
+    Form, TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
 };
 use xtrain_checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
-use xtrain_config::{DATA_SETTINGS_FILE, RunPlan, TorchDtype, TrainSettings};
+use xtrain_config::{DATA_SETTINGS_FILE, RunPlan, TrainSettings};
 use xtrain_data::{LabelMap, Set};
 use xtrain_distributed::ProcessGroup;
 use xtrain_distributed::process_group::Work;
-use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
-use xtrain_models::{Model, ParameterSet};
+use xtrain_models::Model;
 use xtrain_report::accounting::{self, Part};
 use xtrain_report::printable::quotable;
 use xtrain_report::progress::{Progress as Bar, Style};
@@ -42,7 +42,7 @@ use xtrain_trainer::run_state::{
     CheckpointHistory, MeasuredTotals, RunLog, RunState, RunningTotals,
 };
 use xtrain_trainer::session::Session;
-use xtrain_trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen, WeightStorage};
+use xtrain_trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen};
 use xtrain_trainer::{matmul_peak, parameters, replicas};
 
 /// For measuring the device's peak FLOP/s at the start of a run.
@@ -126,8 +126,7 @@ impl Run {
             if let Some(group) = ProcessGroup::joined() {
                 group.saved(start.progress.step);
             }
-            parameters::load(session, model, &saved.weights)
-                .map_err(failed("loading the weights"))?;
+            loaded.restore(session, saved, *flags.seed)?;
             parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
                 .map_err(failed("loading the moments"))?;
         } else {
@@ -135,6 +134,7 @@ impl Run {
             parameters::set_extra_state(session, &extra_state, None)
                 .map_err(failed("making room for the moments"))?;
         }
+        let adapter_at_start = adapter::digest(session, model)?;
         // Before there is a file: a tracker that does not answer leaves the directory as it was.
         let trackers = ProcessGroup::this_writes()
             .then(|| trackers(plan, model, start.progress.step))
@@ -271,7 +271,13 @@ impl Run {
             accounting::enter(Part::Saving),
             ProcessGroup::at_work(Work::Saving),
         );
-        let loaded = match &state.best {
+        let adapter_at_end = adapter::digest(session, model)?;
+        adapter::check_changed(
+            adapter_at_start.as_ref(),
+            adapter_at_end.as_ref(),
+            finished.steps,
+        )?;
+        let best_step = match &state.best {
             Some(best) => load_best(best, &settings.output_dir, session, model)?,
             None => None,
         };
@@ -279,8 +285,9 @@ impl Run {
         *evaluated = state
             .evaluated
             .take()
-            .filter(|record| record.step() == last && loaded.is_none_or(|step| step == last));
+            .filter(|record| record.step() == last && best_step.is_none_or(|step| step == last));
         if ProcessGroup::this_writes() {
+            let served = model.adapter().map(|own| adapter::served(own, model));
             if finish(plan, &saved_model, session, &mut state, finished)? {
                 *trained = Some(TrainedLog {
                     log: state.log,
@@ -288,6 +295,9 @@ impl Run {
                 });
             } else {
                 state.log.end(RunEnd::Finished);
+            }
+            if let Some(served) = served {
+                outln!("{served}");
             }
         } else {
             saved_model
@@ -316,43 +326,6 @@ impl Run {
                 other => format!("{} {other:?}", data.fingerprint(&self.task)),
             },
             ..Default::default()
-        }
-    }
-
-    /// The element type of the finished model: what was asked for, else what it was loaded in.
-    fn save_dtype(&self) -> Option<DType> {
-        let train = &self.plan.train;
-        let trained = train.optimizer.storage.weights();
-        let asked = &train.flags.torch_dtype;
-        let is_asked = asked.is_given() && **asked == TorchDtype::Float32;
-        let usual = match train.optimizer.storage {
-            WeightStorage::F32 if !is_asked => self.loaded.weights_dtype(),
-            _ => Some(trained),
-        };
-        train.save_dtype.or(usual)
-    }
-
-    /// The tokenizer's files and what evaluations of the model are to know of its data, by name.
-    pub fn files_beside_tensors(&self) -> Vec<(String, Vec<u8>)> {
-        let mut files = self.tokenizer.files().to_vec();
-        files.extend(self.plan.train.flags.data_settings());
-        files
-    }
-
-    /// What a saved directory holds besides tensors.
-    fn saved_model(&self) -> SavedModel {
-        let parameters = self.loaded.model.parameters();
-        let own = parameters.iter().filter(|p| p.set == ParameterSet::Policy);
-        let mut files = self.files_beside_tensors();
-        files.extend(self.loaded.generation_file());
-        files.extend(self.loaded.companions().iter().cloned());
-        SavedModel {
-            config: self.loaded.model.config().values().clone(),
-            files,
-            parameters: own.map(|p| p.name.clone()).collect(),
-            max_shard_size: *self.plan.train.flags.max_shard_size,
-            trained: self.plan.train.optimizer.storage.weights(),
-            dtype: self.save_dtype(),
         }
     }
 }
@@ -619,8 +592,7 @@ fn load_best(
         return Ok(None);
     };
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
-    parameters::load(session, model, &saved.weights)
-        .map_err(failed("loading the best checkpoint"))?;
+    load_saved(session, model, &saved).map_err(failed("loading the best checkpoint"))?;
     outln!(
         "loaded the best checkpoint: {} ({} {value} at step {step})",
         path.display(),
@@ -723,6 +695,10 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
-    outln!("saved the model in {}", dir.display());
+    let what = match model.form {
+        Form::Model => "model",
+        Form::Adapter => "adapter",
+    };
+    outln!("saved the {what} in {}", dir.display());
     Ok(is_news)
 }

@@ -163,11 +163,6 @@ pub enum Error {
     NoData { name: String },
 
     #[error(
-        "{name} is an adapter (adapter_config.json), and xtrain applies none; merge it with PEFT's merge_and_unload and name the directory of the merged model"
-    )]
-    Adapter { name: String },
-
-    #[error(
         "data set {name} has no configuration {wanted:?}; name one of these with --dataset_config_name: {found}"
     )]
     NoConfig {

@@ -11,6 +11,7 @@ use super::checks::{listed, shown};
 use super::error::{Error, Result};
 use super::fetch::{Hub, Kind, Snapshot};
 use xtrain_checkpoint::hf::ADAPTER_CONFIG_FILE;
+use xtrain_checkpoint::weights::{ADAPTER_TORCH_FILE, ADAPTER_WEIGHTS_FILE};
 use xtrain_data::tokenizer::{TEMPLATES, TOKENIZER_FILES};
 
 const WEIGHTS: &str = "model.safetensors";
@@ -23,13 +24,11 @@ const LONGEST_INDEX: u64 = 128 << 20;
 
 impl Hub {
     /// A directory with a model's `config.json`, its weights and, where the repository has them,
-    /// tokenizer and generation config.
+    /// tokenizer and generation config; of an adapter's repository as [`Hub::adapter`].
     pub fn model(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
         if snapshot.has(ADAPTER_CONFIG_FILE) {
-            return Err(Error::Adapter {
-                name: name.to_string(),
-            });
+            return fetch_adapter(&snapshot);
         }
         snapshot.fetch("config.json")?;
         // Asked for first: a model whose weights cannot be used should not cost its other files.
@@ -62,6 +61,14 @@ impl Hub {
         Ok(snapshot.dir().to_path_buf())
     }
 
+    /// A directory with an adapter, and the tokenizer that may lie beside it.
+    ///
+    /// # Errors
+    /// If it cannot be fetched, or there is none of that name.
+    pub fn adapter(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
+        fetch_adapter(&self.snapshot(Kind::Model, name, revision)?)
+    }
+
     /// A directory with a model's `config.json` alone, for training one like it from scratch.
     pub fn config(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         self.snapshot(Kind::Model, name, revision)?
@@ -80,6 +87,18 @@ impl Hub {
         }
         Ok(snapshot.dir().to_path_buf())
     }
+}
+
+/// Fetches an adapter's files, and those of a tokenizer beside it.
+fn fetch_adapter(snapshot: &Snapshot<'_>) -> Result<PathBuf> {
+    snapshot.fetch(ADAPTER_CONFIG_FILE)?;
+    if fetch_present(snapshot, &[ADAPTER_WEIGHTS_FILE])? == 0 {
+        snapshot.fetch(ADAPTER_TORCH_FILE)?;
+    }
+    // The settings of a classifier's model, for its labels.
+    fetch_present(snapshot, &["config.json"])?;
+    fetch_tokenizer(snapshot)?;
+    Ok(snapshot.dir().to_path_buf())
 }
 
 /// Fetches a tokenizer's files, its further templates among them; gives their number.

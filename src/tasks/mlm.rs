@@ -128,7 +128,7 @@ impl Task for MlmDataSettings {
     }
 
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
-        Box::<TokenAccuracy>::default()
+        Box::new(TokenAccuracy::new(true))
     }
 
     fn graph_settings(&self, context: &Context, lengths: &[usize]) -> Vec<(&'static str, String)> {

@@ -125,6 +125,34 @@ pub trait Task: Debug + Send + Sync {
         false
     }
 
+    /// Whether a row holds several examples ([`Recipe::joins_examples`]).
+    fn joins_examples(&self) -> bool {
+        false
+    }
+
+    /// The task as it reads sets to evaluate on, where that is otherwise than its training set.
+    fn of_evaluation(&self) -> Option<Box<dyn Task>> {
+        None
+    }
+
+    /// Whether many tokens may have no label, so that counting those that have one pays.
+    fn leaves_labels_out(&self) -> bool {
+        false
+    }
+
+    /// Looks at a training set before the first step.
+    ///
+    /// # Errors
+    /// What it has is nothing to train on.
+    fn check_set(&self, _context: &Context, _set: &Set) -> Result<()> {
+        Ok(())
+    }
+
+    /// What a user should know of a set that was made.
+    fn summary(&self, _set: &Set) -> Option<String> {
+        None
+    }
+
     /// The head that its model has.
     fn head(&self, labels: Option<&LabelMap>) -> HeadKind;
 
@@ -400,6 +428,8 @@ impl Split {
 /// # Errors
 /// There is no file, a file cannot be read or has a bad row, or the tokenizer does not suit.
 pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
+    let of_evaluation = task.of_evaluation().filter(|_| split != Split::Train);
+    let task = of_evaluation.as_deref().unwrap_or(task);
     let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
     let source = task.source();

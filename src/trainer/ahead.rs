@@ -107,7 +107,7 @@ impl Ahead<'_, '_> {
         let parameters = step
             .parameters()
             .iter()
-            .map(|p| (p.name.clone(), parameter_shape(p, step.storage().weights())));
+            .map(|p| (p.name.clone(), parameter_shape(p, step.storage().of(p))));
         let extra = step
             .extra_state(accumulates)
             .into_iter()

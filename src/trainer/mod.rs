@@ -23,6 +23,7 @@ pub mod own_loop;
 pub mod pipeline;
 pub mod run_loop;
 pub mod run_state;
+pub mod sample_logits;
 mod sampling;
 pub mod session;
 pub mod settings;

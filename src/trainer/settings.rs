@@ -6,6 +6,7 @@ use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Arguments, Hyperparameters, MasterWeights, Optimizer};
 pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
+use xtrain_models::{ParameterSet, ParameterSpec};
 
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +54,14 @@ impl WeightStorage {
         match self {
             WeightStorage::F32 => DType::F32,
             WeightStorage::Bf16WithMasters | WeightStorage::Bf16 => DType::BF16,
+        }
+    }
+
+    /// The element type of a parameter: an adapter's are f32, as PEFT keeps them.
+    pub fn of(self, parameter: &ParameterSpec) -> DType {
+        match parameter.set {
+            ParameterSet::Adapter => DType::F32,
+            ParameterSet::Policy | ParameterSet::Reference => self.weights(),
         }
     }
 

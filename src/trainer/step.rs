@@ -178,7 +178,7 @@ impl<'m> TrainStep<'m> {
         self.parameters
             .iter()
             .map(|p| {
-                let shape = parameter_shape(p, self.storage().weights());
+                let shape = parameter_shape(p, self.storage().of(p));
                 placements.held_bytes(&p.name, &shape, stage)
             })
             .sum()

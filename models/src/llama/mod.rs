@@ -463,8 +463,7 @@ impl Model for Llama {
             (Axis::Vocab, self.info.vocab_size),
             (Axis::Embed, self.hidden_size),
         ];
-        let table = weights.table("embed_tokens.weight", dims, self.padding_idx)?;
-        let x = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+        let x = weights.embedding("embed_tokens", &batch.input_ids, dims, self.padding_idx)?;
         let mut x = rng.add_embedding_noise(&x, batch.size()[1])?;
         if self.embedding_factor != 1.0 {
             x = x.mul_scalar(self.embedding_factor)?;

@@ -243,11 +243,11 @@ fn unknown_names_get_the_nearest_known_one() {
             "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
         ),
         ("train sft --eos_token x", "leave `eos_token` out"),
-        ("train sft --loss_type dft", "leave `loss_type` out"),
         (
-            "train sft --use_peft",
-            "not built yet: LoRA and other adapters; leave it out, and all parameters are trained",
+            "generate --use_peft",
+            "an adapter is one of training (--use_peft), and is used with --adapter_name_or_path",
         ),
+        ("train sft --lora_rank 8", "did you mean `--lora_r`?"),
         ("train clm --max_length 3", "did you mean `--block_size`?"),
         (
             "train clm --batch_size 3",

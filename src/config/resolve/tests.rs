@@ -232,6 +232,7 @@ fn models_are_found_by_name_or_path() {
         plan.model,
         ModelSource::Pretrained {
             directory: fixture.path("model"),
+            adapter: None,
             model_type: None
         }
     );

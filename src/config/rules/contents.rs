@@ -3,6 +3,7 @@
 //! left to the run, and so is damage inside of a file.
 
 use super::verdict::{Verdict, refuse};
+use crate::adapter;
 use crate::choices::suits_task;
 use crate::command::sets::{BENCH, CLS, GENERATE};
 use crate::derived::local_files;
@@ -15,7 +16,7 @@ use crate::sources;
 use std::path::Path;
 use xtrain_data::{self as data, LabelMap, MissingColumn};
 use xtrain_graphs::optim::ADAMW;
-use xtrain_models::{Config, HeadKind, MODEL_TYPES, Model, is_encoder, presets};
+use xtrain_models::{Config, HeadKind, MODEL_TYPES, Model, adapt, is_encoder, presets};
 use xtrain_tasks::{self as tasks, Task};
 use xtrain_trainer::step::placements;
 use xtrain_trainer::trained::Trained;
@@ -186,8 +187,35 @@ fn some_labels(task: &dyn Task, config: &Config) -> Option<LabelMap> {
         .or_else(|| LabelMap::of_data(["0", "1"]).ok())
 }
 
-/// The model of a run, or why there is none such; `None` where that is another rule's.
+/// The model of a run with its adapter, or why there is none such; `None` where that is another rule's.
 fn built(flags: &Flags) -> Option<xtrain_models::Result<Box<dyn Model>>> {
+    match (without_adapter(flags)?, adapter::asked(flags)) {
+        (Ok(model), Some(config)) => adapt(model, config.ok()?).ok().map(Ok),
+        (model, _) => Some(model),
+    }
+}
+
+/// An adapter can be added to the model.
+pub fn adapter_fits_the_model(flags: &Flags) -> Verdict {
+    let (Some(Ok(model)), Some(config)) = (without_adapter(flags), adapter::asked(flags)) else {
+        return Ok(());
+    };
+    let added = config.and_then(|config| adapt(model, config).map_err(|error| error.to_string()));
+    let Err(problem) = added else { return Ok(()) };
+    if flags.adapter_name_or_path.is_given() {
+        return refuse(
+            format!("--adapter_name_or_path: {problem}"),
+            "use it with the model that it was trained on, or train another one with --use_peft",
+        );
+    }
+    refuse(
+        problem,
+        "change the adapter's flags (--lora_target_modules, --lora_modules_to_save, ...), or leave them out",
+    )
+}
+
+/// The same as it is without an adapter.
+fn without_adapter(flags: &Flags) -> Option<xtrain_models::Result<Box<dyn Model>>> {
     let source = source(flags)?;
     let mut config = source.config(None).ok()?;
     if !suits_task(&config.text("model_type").ok()?, flags.command) {
@@ -214,7 +242,7 @@ fn built(flags: &Flags) -> Option<xtrain_models::Result<Box<dyn Model>>> {
 
 /// The settings of its configuration go together, and its family has the task's head.
 pub fn model_can_be_built(flags: &Flags) -> Verdict {
-    match built(flags) {
+    match without_adapter(flags) {
         Some(Err(error)) => refuse(
             error.to_string(),
             if flags.config_overrides.is_given() {
@@ -282,7 +310,7 @@ pub fn model_has_the_labels(flags: &Flags) -> Verdict {
     let (Some(source), Some(task)) = (source(flags), sources::task(flags)) else {
         return Ok(());
     };
-    let (Ok(config), Some(labelled)) = (source.named_config(), task.labelled()) else {
+    let (Ok(config), Some(labelled)) = (source.config(None), task.labelled()) else {
         return Ok(());
     };
     if flags.trains() || labelled.named().is_some() {

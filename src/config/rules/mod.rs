@@ -14,7 +14,7 @@ mod tests;
 mod training;
 mod verdict;
 
-use super::choices::Device;
+use super::choices::{Device, LossType};
 use super::command::Commands;
 use super::command::sets::*;
 use super::error::UsageError;
@@ -132,11 +132,27 @@ rules! {
         if !flags.model_name_or_path.is_given() =>
         "generate needs a model",
         "add --model_name_or_path DIR, the output directory of a training run";
+    merge_has_an_adapter for MERGE
+        if !flags.adapter_name_or_path.is_given() =>
+        "merge needs an adapter",
+        "add --adapter_name_or_path DIR, the output directory of a run with --use_peft";
+    merge_has_a_model for MERGE
+        if flags.adapter_name_or_path.is_given() && !flags.model_name_or_path.is_given() =>
+        "merge needs the model that the adapter is of",
+        "add --model_name_or_path MODEL";
+    merge_writes_a_directory for MERGE in model;
     weights_or_a_description for READING | GENERATE | BENCH in model;
-    model_has_no_adapter for READING | GENERATE | BENCH in model;
-    model_directory_holds_a_model for READING | GENERATE | BENCH in model;
+    adapter_has_a_model for TRAIN
+        if *flags.use_peft && !flags.model_name_or_path.is_given() && !flags.adapter_name_or_path.is_given() =>
+        "--use_peft trains what is added to a model, and random weights are kept nowhere",
+        "name a trained model with --model_name_or_path";
+    adapter_directory_holds_one for READING | GENERATE | MERGE | BENCH in model;
+    adapter_flags_are_used for TRAIN | BENCH in model;
+    adapter_leaves_its_model for TRAIN in model;
+    adapter_fits_the_model for READING | GENERATE | BENCH in contents;
+    model_directory_holds_a_model for READING | GENERATE | MERGE | BENCH in model;
     configuration_is_known for TRAIN_EVAL | BENCH in model;
-    configuration_can_be_read for READING | GENERATE | BENCH in contents;
+    configuration_can_be_read for READING | GENERATE | MERGE | BENCH in contents;
     model_suits_the_task for READING | GENERATE in contents;
     model_can_be_built for READING | GENERATE | BENCH in contents;
     model_has_the_labels for TRAINING | EVAL | PREDICT in contents;
@@ -146,6 +162,11 @@ rules! {
         if flags.freeze.is_given() && flags.train_only.is_given() =>
         "--freeze and --train_only each say all of what is trained",
         "leave one of them out";
+    adapters_say_what_is_trained for TRAIN
+        if (*flags.use_peft || flags.adapter_name_or_path.is_given())
+            && (flags.freeze.is_given() || flags.train_only.is_given()) =>
+        "--freeze and --train_only choose among the model's own parameters, of which an adapter trains none",
+        "leave them out, or train without an adapter; --lora_modules_to_save trains modules besides";
     trained_parameters_are_the_models for TRAIN in contents;
     tokenizer_is_there for READING | GENERATE in model;
     something_to_train_on for TRAINING in data;
@@ -184,6 +205,16 @@ rules! {
     one_way_to_pad for READING in data;
     buckets_are_within_the_length for READING in data;
     padding_needs_lines for MLM in data;
+    padding_free_is_packing for SFT
+        if *flags.padding_free && !*flags.packing =>
+        "--padding_free alone flattens each batch into one row as long as its examples, and compiled graphs have rows of a few fixed lengths",
+        "add --packing, whose rows have hardly any padding, or leave it out";
+    packed_rows_are_full for SFT in data;
+    packing_takes_whole_sets for SFT in data;
+    dft_has_no_smoothing for SFT
+        if *flags.loss_type == LossType::Dft && *flags.label_smoothing_factor > 0.0 =>
+        "--label_smoothing_factor smooths cross-entropy, and --loss_type is dft",
+        "leave one of them out";
     something_is_masked for MLM
         if *flags.mlm_probability == 0.0 =>
         "--mlm_probability is 0: there is nothing to predict",

@@ -2,6 +2,7 @@
 
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::adapter;
 use crate::choices::suits_task;
 use crate::command::sets::{GENERATE, PREDICT};
 use crate::error::UsageError;
@@ -9,8 +10,7 @@ use crate::flags::Flags;
 use crate::from_hub;
 use crate::nearest::nearest;
 use crate::sources;
-use std::path::Path;
-use xtrain_checkpoint::hf::{self, ADAPTER_CONFIG_FILE};
+use std::path::{Path, PathBuf};
 use xtrain_checkpoint::{self as checkpoint, Weights, weights};
 use xtrain_data::Tokenizer;
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
@@ -87,8 +87,8 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     let Some(directory) = &*flags.model_name_or_path else {
         return Ok(());
     };
-    let is_adapter = directory.join(ADAPTER_CONFIG_FILE).is_file();
-    if from_hub::is_name(directory) || is_adapter {
+    // That an adapter does not say of which model it is, has been reported.
+    if from_hub::is_name(directory) || adapter::is_in(directory) {
         return Ok(());
     }
     if directory.join("config.json").is_file() {
@@ -133,26 +133,104 @@ pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
     )
 }
 
-/// transformers puts an adapter that lies beside a model on its base; here none is applied.
-pub fn model_has_no_adapter(flags: &Flags) -> Verdict {
-    let directory = flags.model_name_or_path.as_deref();
-    let Some(path) = directory.map(|directory| directory.join(ADAPTER_CONFIG_FILE)) else {
+/// A directory that was named as an adapter holds one.
+pub fn adapter_directory_holds_one(flags: &Flags) -> Verdict {
+    let Some(directory) = &*flags.adapter_name_or_path else {
         return Ok(());
     };
-    if !path.is_file() {
+    if from_hub::is_name(directory) || adapter::is_in(directory) {
         return Ok(());
     }
-    let base = hf::read_object(&path).ok().and_then(|adapter| {
-        let base = adapter.get("base_model_name_or_path")?.as_str()?;
-        Some(format!(" of {}", quotable(base)))
-    });
+    let shown = directory.display();
+    let what = if directory.is_dir() {
+        "holds no adapter_config.json"
+    } else {
+        "is not a directory here"
+    };
     refuse(
-        format!(
-            "--model_name_or_path: {} is an adapter{}, and xtrain applies none",
-            path.display(),
-            base.unwrap_or_default()
-        ),
-        "merge it with PEFT's merge_and_unload and save that model, or move the adapter's files away to use the weights beside it",
+        format!("--adapter_name_or_path: {shown} {what}"),
+        match newest_checkpoint(directory, |_| true) {
+            Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
+            None => "give a directory that PEFT or a run with --use_peft saved, or an adapter's name on the Hub".into(),
+        },
+    )
+}
+
+/// What an adapter is asked to be is of a new one.
+pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
+    let given = [
+        flags.lora_r.given_name(),
+        flags.lora_alpha.given_name(),
+        flags.lora_dropout.given_name(),
+        flags.lora_target_modules.given_name(),
+        flags.lora_modules_to_save.given_name(),
+        flags.use_rslora.name_if_true(),
+        flags.use_dora.name_if_true(),
+        flags.lora_bias.name_if_true(),
+        flags.bias.given_name().filter(|_| *flags.bias != "none"),
+        flags.exclude_modules.given_name(),
+        flags.layers_to_transform.given_name(),
+        flags.layers_pattern.given_name(),
+        flags.trainable_token_indices.given_name(),
+        flags.rank_pattern.given_name(),
+        flags.alpha_pattern.given_name(),
+    ];
+    let Some(name) = given.into_iter().flatten().next() else {
+        return Ok(());
+    };
+    if flags.adapter_name_or_path.is_given() {
+        return refuse(
+            format!(
+                "--{name} is of a new adapter, and --adapter_name_or_path names one that says so itself"
+            ),
+            format!("leave --{name} out"),
+        );
+    }
+    refuse_if(
+        !*flags.use_peft,
+        &format!("--{name} is of an adapter, and none is trained"),
+        "add --use_peft, or leave it out to train the model itself",
+    )
+}
+
+/// A merged model gets a directory of its own.
+pub fn merge_writes_a_directory(flags: &Flags) -> Verdict {
+    let Some(output) = flags.output_dir.as_deref() else {
+        return refuse(
+            "--output_dir is missing",
+            "add --output_dir DIR for the merged model",
+        );
+    };
+    let real = |path: Option<&Path>| path?.canonicalize().ok();
+    let own = real(Some(output));
+    let sources = [&flags.model_name_or_path, &flags.adapter_name_or_path];
+    if own.is_some() && sources.iter().any(|path| real(path.as_deref()) == own) {
+        return refuse(
+            "--output_dir is the directory of the model or of the adapter",
+            "name another directory",
+        );
+    }
+    let mut entries = std::fs::read_dir(output).into_iter().flatten();
+    refuse_if(
+        !*flags.overwrite_output_dir && entries.next().is_some(),
+        &format!("--output_dir: {} is not empty", output.display()),
+        "name another directory, or add --overwrite_output_dir",
+    )
+}
+
+/// A run does not write its adapter in the place of the model that it is of.
+pub fn adapter_leaves_its_model(flags: &Flags) -> Verdict {
+    let real = |path: &Option<PathBuf>| path.as_deref()?.canonicalize().ok();
+    let model = real(&flags.model_name_or_path);
+    let output = flags
+        .output_dir
+        .as_deref()
+        .and_then(|path| path.canonicalize().ok());
+    let is_adapter = *flags.use_peft || flags.adapter_name_or_path.is_given();
+    refuse_if(
+        is_adapter && model.is_some() && model == output,
+        "--output_dir is the directory of the model, whose weights the adapter needs",
+        "name another directory",
     )
 }
 

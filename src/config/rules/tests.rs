@@ -105,9 +105,49 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 1025 are 1025 CPU devices in this process",
     ),
     (
-        "model_has_no_adapter",
-        "eval clm --model_name_or_path @/adapter --validation_file @/valid.txt",
-        "adapter_config.json is an adapter, and xtrain applies none",
+        "adapter_has_a_model",
+        "CLM --use_peft",
+        "--use_peft trains what is added to a model, and random weights are kept nowhere",
+    ),
+    (
+        "adapter_directory_holds_one",
+        "eval cls --model_name_or_path @/model --adapter_name_or_path @/empty --validation_file @/valid.csv",
+        "empty holds no adapter_config.json",
+    ),
+    (
+        "adapter_flags_are_used",
+        "CLM --lora_r 8",
+        "--lora_r is of an adapter, and none is trained",
+    ),
+    (
+        "adapter_leaves_its_model",
+        "train cls --model_name_or_path @/model --use_peft --train_file @/train.csv --output_dir @/model --overwrite_output_dir",
+        "--output_dir is the directory of the model",
+    ),
+    (
+        "adapter_fits_the_model",
+        "train cls --model_name_or_path @/model --use_peft --lora_target_modules q_proj --train_file @/train.csv --output_dir @/new",
+        "target_modules means no layer of the model",
+    ),
+    (
+        "adapters_say_what_is_trained",
+        "train cls --model_name_or_path @/model --use_peft --freeze wte --train_file @/train.csv --output_dir @/new",
+        "of which an adapter trains none",
+    ),
+    (
+        "merge_has_an_adapter",
+        "merge --model_name_or_path @/model --output_dir @/new",
+        "merge needs an adapter",
+    ),
+    (
+        "merge_has_a_model",
+        "merge --adapter_name_or_path @/empty --output_dir @/new",
+        "merge needs the model that the adapter is of",
+    ),
+    (
+        "merge_writes_a_directory",
+        "merge --model_name_or_path @/model --adapter_name_or_path @/adapter",
+        "--output_dir is missing",
     ),
     (
         "only_mnli_has_two_halves",
@@ -375,6 +415,31 @@ const CASES: &[(&str, &str, &str)] = &[
         "buckets_are_within_the_length",
         "CLS --pad_to_bucket 256 --max_seq_length 128",
         "--max_seq_length is 128",
+    ),
+    (
+        "padding_free_is_packing",
+        "SFT --padding_free",
+        "flattens each batch",
+    ),
+    (
+        "packed_rows_are_full",
+        "SFT --packing --pad_to_bucket 32",
+        "has nothing to pad",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --packing --max_train_samples 3",
+        "--max_train_samples counts examples",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --eval_packing --do_eval --max_eval_samples 3",
+        "--max_eval_samples counts examples",
+    ),
+    (
+        "dft_has_no_smoothing",
+        "SFT --loss_type dft --label_smoothing_factor 0.1",
+        "smooths cross-entropy",
     ),
     (
         "padding_needs_lines",
@@ -694,6 +759,7 @@ fn what_is_legal_passes() {
         "CLM",
         "MLM",
         "CLS",
+        "SFT --packing --packing_strategy bfd-requeue --padding_free --eval_packing false --pad_to_bucket 32",
         "CLM --output_dir @/old --overwrite_output_dir",
         "CLM --output_dir @/empty",
         "train clm --model_name_or_path @/model --train_file @/train.txt --output_dir @/old --do_eval",

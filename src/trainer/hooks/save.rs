@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use xtrain_checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
+use xtrain_checkpoint::hf::{Form, Pretrained, TrainerState, save_pretrained};
 use xtrain_checkpoint::optimizer::PeerWriters;
 use xtrain_checkpoint::pace;
 use xtrain_checkpoint::state::checkpoint_dir;
@@ -35,13 +35,17 @@ pub const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
-    /// The content of `config.json`.
+    /// The whole model, or what was added to one.
+    pub form: Form,
+    /// The content of `config.json`, of an adapter `adapter_config.json`.
     pub config: Map<String, Value>,
     /// Name and content of files that go along as they are: the tokenizer's, `generation_config.json`,
     /// and what is remembered of the data.
     pub files: Vec<(String, Vec<u8>)>,
     /// Names of the parameters, in the order of the model's list.
     pub parameters: Vec<String>,
+    /// Their names in the file, where those are others.
+    pub saved_names: Option<Vec<String>>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
     /// The element type of the weights as they are trained, which checkpoints have.
@@ -61,6 +65,9 @@ impl SavedModel {
     /// `config.json` beside weights of this element type.
     fn config_with(&self, dtype: DType) -> Map<String, Value> {
         let mut config = self.config.clone();
+        if self.form == Form::Adapter {
+            return config;
+        }
         let key = DTYPE_KEYS.into_iter().find(|key| config.contains_key(*key));
         // Without a key it is float32.
         if key.is_some() || dtype != DType::F32 {
@@ -71,7 +78,11 @@ impl SavedModel {
     }
 
     fn written(&self) -> Written<'_> {
-        (&self.parameters, self.max_shard_size)
+        let max_shard_size = match self.form {
+            Form::Model => self.max_shard_size,
+            Form::Adapter => u64::MAX,
+        };
+        (&self.parameters, max_shard_size)
     }
 
     /// Writes a Hugging Face directory with the session's weights as they are after `step`.
@@ -87,9 +98,11 @@ impl SavedModel {
         let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
         let streamed = Streamed::new(session, &[self.written()], &check, self.dtype)?;
         let config = self.config_with(self.dtype.unwrap_or(self.trained));
+        let names = self.saved_names.as_deref();
         let pretrained = Pretrained {
+            form: self.form,
             config: &config,
-            weights: &streamed.tensors(&self.parameters)?,
+            weights: &named(streamed.tensors(&self.parameters)?, names),
             files: &self.files,
             max_shard_size: self.max_shard_size,
         };
@@ -102,6 +115,15 @@ impl SavedModel {
     pub fn take_part(&self, session: &mut Session) -> Result<()> {
         take_part(session, &[self.written()], self.dtype)
     }
+}
+
+/// Tensors of a model's parameters, with their names in the file.
+fn named<'t>(tensors: Vec<TensorRef<'t>>, names: Option<&[String]>) -> Vec<TensorRef<'t>> {
+    let Some(names) = names else { return tensors };
+    let pairs = tensors.into_iter().zip(names);
+    pairs
+        .map(|(tensor, name)| tensor.saved_as(name.clone()))
+        .collect()
 }
 
 /// What torch calls a float type.
@@ -141,6 +163,8 @@ fn worth_saving(tensor: &HostTensor, pace: &Pace, step: u64, kept: &str) -> Resu
 /// What a checkpoint holds besides tensors.
 struct Unwritten {
     output_dir: PathBuf,
+    form: Form,
+    saved_names: Option<Vec<String>>,
     config: Map<String, Value>,
     files: Vec<(String, Vec<u8>)>,
     max_shard_size: u64,
@@ -153,15 +177,17 @@ struct Unwritten {
 impl Unwritten {
     fn write(
         &self,
-        weights: &[TensorRef],
+        weights: Vec<TensorRef>,
         optimizer: &[TensorRef],
         peer_writers: Option<&dyn PeerWriters>,
         pace: &Pace,
     ) -> checkpoint::Result<PathBuf> {
+        let weights = named(weights, self.saved_names.as_deref());
         let parts = CheckpointParts {
             model: Pretrained {
+                form: self.form,
                 config: &self.config,
-                weights,
+                weights: &weights,
                 files: &self.files,
                 max_shard_size: self.max_shard_size,
             },
@@ -322,6 +348,8 @@ impl SaveHook<'_> {
         }
         Unwritten {
             output_dir,
+            form: self.model.form,
+            saved_names: self.model.saved_names.clone(),
             config: self.model.config_with(self.model.trained),
             files,
             max_shard_size: self.model.max_shard_size,
@@ -360,8 +388,8 @@ impl SaveHook<'_> {
         };
         let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
         let weights = streamed.tensors(&self.model.parameters)?;
-        let written = unwritten.write(&weights, &optimizer, peers, &pace);
-        drop((weights, optimizer));
+        let written = unwritten.write(weights, &optimizer, peers, &pace);
+        drop(optimizer);
         streamed.finish()?;
         Ok(written?)
     }
@@ -407,7 +435,7 @@ impl SaveHook<'_> {
                 .try_for_each(|tensor| worth_saving(tensor, pace, step, &kept));
             let written = good.and_then(|()| {
                 let (weights, optimizer) = (references(&weights), references(&optimizer));
-                Ok(unwritten.write(&weights, &optimizer, peers, pace)?)
+                Ok(unwritten.write(weights, &optimizer, peers, pace)?)
             });
             if let (Err(_), Some(writer)) = (&written, &writer) {
                 writer.give_up();

@@ -7,7 +7,7 @@ use crate::settings::WeightStorage;
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, StandardNormal};
+use rand_distr::{Distribution, StandardNormal, StandardUniform};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ use xtrain_checkpoint::weights::convert_floats;
 use xtrain_checkpoint::{Error as CheckpointError, Mismatch, Weights};
 use xtrain_graphs::optim::MASTER_WEIGHT;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{HeadKind, Init, Model, ParameterSpec, StoredName, stored_name};
+use xtrain_models::{HeadKind, Init, Model, ParameterSet, ParameterSpec, StoredName, stored_name};
 
 /// Elements that one random stream fills: small enough to share a large embedding between cores.
 const STREAM_ELEMENTS: usize = 1 << 16;
@@ -33,7 +33,22 @@ pub fn parameter_shape(parameter: &ParameterSpec, dtype: DType) -> Shape {
 /// If the devices' memory is full.
 pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64) -> Result<()> {
     for parameter in parameters {
-        let values = initial_values(parameter, seed);
+        let of = |name: &str| {
+            let found = parameters.iter().find(|parameter| parameter.name == name);
+            found.expect("what a parameter starts from is the model's, too")
+        };
+        let values = match &parameter.init {
+            Init::RowNorms { inputs } => {
+                let matrix = of(&matrix_beside(parameter));
+                norms(&initial_values(matrix, seed), &matrix.dims, *inputs)
+            }
+            Init::CopyOf { parameter } => initial_values(of(parameter), seed),
+            Init::RowsOf { parameter, rows } => {
+                let table = of(parameter);
+                chosen_rows(&initial_values(table, seed), table.dims[1], rows)
+            }
+            _ => initial_values(parameter, seed),
+        };
         let shape = parameter_shape(parameter, DType::F32);
         set_weight(session, parameter, bytemuck::cast_slice(&values), &shape)?;
     }
@@ -50,11 +65,12 @@ fn set_weight(
 ) -> Result<()> {
     let (name, storage) = (&parameter.name, session.storage);
     if storage == WeightStorage::Bf16WithMasters && parameter.trained {
+        // The optimizer updates every parameter's copy, whatever its own type.
         let wide = parameter_shape(parameter, DType::F32);
         let master = format!("{MASTER_WEIGHT}.{name}");
         session.set_state(&master, &in_type(bytes, shape, &wide), &wide)?;
     }
-    let held = parameter_shape(parameter, storage.weights());
+    let held = parameter_shape(parameter, storage.of(parameter));
     session.set_state(name, &in_type(bytes, shape, &held), &held)
 }
 
@@ -69,13 +85,18 @@ fn in_type<'b>(bytes: &'b [u8], from: &Shape, to: &Shape) -> Cow<'b, [u8]> {
 
 fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     let count = parameter.dims.iter().product();
-    let (std, zero_row) = match parameter.init {
+    let (scale, zero_row) = match parameter.init {
         Init::Zeros => return vec![0.0; count],
-        Init::Ones => return vec![1.0; count],
+        // Norms and copies depend on values that are not known here.
+        Init::Ones | Init::RowNorms { .. } | Init::CopyOf { .. } | Init::RowsOf { .. } => {
+            return vec![1.0; count];
+        }
         Init::Sinusoids => return sinusoids(parameter.dims[1], count),
         Init::Normal { std } => (std as f32, None),
         Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
+        Init::Uniform { bound } => (bound as f32, None),
     };
+    let is_uniform = matches!(parameter.init, Init::Uniform { .. });
     let key: [u8; 32] = Sha256::new()
         .chain_update(seed.to_le_bytes())
         .chain_update(parameter.name.as_bytes())
@@ -89,8 +110,13 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
             let mut rng = ChaCha8Rng::from_seed(key);
             rng.set_stream(stream as u64);
             for value in chunk {
-                let normal: f32 = StandardNormal.sample(&mut rng);
-                *value = normal * std;
+                let drawn: f32 = if is_uniform {
+                    let share: f32 = StandardUniform.sample(&mut rng);
+                    2.0 * share - 1.0
+                } else {
+                    StandardNormal.sample(&mut rng)
+                };
+                *value = drawn * scale;
             }
         });
     if let Some(row) = zero_row {
@@ -98,6 +124,30 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
         values[row * width..(row + 1) * width].fill(0.0);
     }
     values
+}
+
+/// The name of the matrix whose rows' norms a parameter starts with.
+fn matrix_beside(parameter: &ParameterSpec) -> String {
+    let (module, _) = parameter.name.rsplit_once('.').unwrap_or_default();
+    format!("{module}.weight")
+}
+
+/// The norms of a matrix over its dimension `inputs`.
+fn norms(matrix: &[f32], dims: &[usize], inputs: usize) -> Vec<f32> {
+    let columns = dims[1];
+    let mut squares = vec![0f64; dims[1 - inputs]];
+    for (place, value) in matrix.iter().enumerate() {
+        let at = [place / columns, place % columns][1 - inputs];
+        squares[at] += f64::from(*value) * f64::from(*value);
+    }
+    squares.iter().map(|sum| sum.sqrt() as f32).collect()
+}
+
+/// These rows of a table, one after the other.
+fn chosen_rows(table: &[f32], width: usize, rows: &[usize]) -> Vec<f32> {
+    let rows = rows.iter();
+    rows.flat_map(|row| table[row * width..(row + 1) * width].iter().copied())
+        .collect()
 }
 
 /// Rows of sines and cosines of their numbers, as DistilBERT's positions start.
@@ -198,7 +248,11 @@ pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
             .get(&parameter.name)
             .and_then(|name| weights.get(name))
         {
-            None if parameter.head && head != Head::Saved => fit.new.push(parameter.name.clone()),
+            None if parameter.set == ParameterSet::Adapter
+                || parameter.head && head != Head::Saved =>
+            {
+                fit.new.push(parameter.name.clone())
+            }
             None => mismatch.missing.push(parameter.name.clone()),
             Some(view) if view.shape.dims == wanted.dims && view.shape.dtype.is_float() => {}
             Some(_) if parameter.head && head == Head::NewIfDifferent => {
@@ -240,6 +294,28 @@ pub fn load_with_head(
     let fit = fit(model, weights, head)?;
     check_copies(model, weights, &fit)?;
     for parameter in &model.parameters() {
+        let derived = match &parameter.init {
+            Init::RowNorms { inputs } => {
+                let (dims, values) = weights.read_f32(&fit.stored[&matrix_beside(parameter)])?;
+                Some(norms(&values, &dims, *inputs))
+            }
+            Init::RowsOf {
+                parameter: of,
+                rows,
+            } => {
+                let (dims, values) = weights.read_f32(&fit.stored[of])?;
+                Some(chosen_rows(&values, dims[1], rows))
+            }
+            Init::CopyOf { parameter: of } if fit.new.contains(&parameter.name) => {
+                Some(weights.read_f32(&fit.stored[of])?.1)
+            }
+            _ => None,
+        };
+        if let Some(values) = derived {
+            let shape = parameter_shape(parameter, DType::F32);
+            set_weight(session, parameter, bytemuck::cast_slice(&values), &shape)?;
+            continue;
+        }
         if fit.new.contains(&parameter.name) {
             initialize(session, std::slice::from_ref(parameter), seed)?;
             continue;
@@ -258,6 +334,51 @@ pub fn load_with_head(
             });
         }
         set_weight(session, parameter, &bytes, &shape)?;
+    }
+    Ok(())
+}
+
+/// Whether an adapter's file has what the model's adapter is made of, and nothing else. PEFT saves the
+/// matrix of an adapted table of tokens too, which is the model's own.
+///
+/// # Errors
+/// What lacks, is too much or has another shape.
+pub fn check_adapter(model: &dyn Model, weights: &Weights) -> Result<()> {
+    let wanted: Vec<(String, Shape)> = adapter_parameters(model)
+        .map(|(parameter, name)| (name, parameter_shape(&parameter, DType::F32)))
+        .collect();
+    let wanted = wanted.iter().map(|(name, shape)| (name.as_str(), shape));
+    let checked = weights.check(wanted, |name| name.ends_with(".base_layer.weight"));
+    Ok(checked?)
+}
+
+/// The parameters that an adapter's file holds, with their names there.
+fn adapter_parameters(model: &dyn Model) -> impl Iterator<Item = (ParameterSpec, String)> {
+    let parameters = model.parameters().into_iter();
+    let own = parameters.filter(|parameter| parameter.set == ParameterSet::Adapter);
+    own.filter_map(|parameter| {
+        let name = model.adapter()?.saved_name(&parameter.name);
+        Some((parameter, name))
+    })
+}
+
+/// Uploads what an adapter's file holds, in the place of what was there.
+///
+/// # Errors
+/// As [`check_adapter`], or if a value is not finite, the file cannot be read, or the devices' memory
+/// is full.
+pub fn load_adapter(session: &mut Session, model: &dyn Model, weights: &Weights) -> Result<()> {
+    check_adapter(model, weights)?;
+    for (parameter, name) in adapter_parameters(model) {
+        let shape = parameter_shape(&parameter, DType::F32);
+        let bytes = weights.read(&name, &shape)?;
+        if !is_finite(&shape, &bytes) {
+            return Err(Error::BrokenWeights {
+                path: weights.path().to_path_buf(),
+                tensor: name,
+            });
+        }
+        set_weight(session, &parameter, &bytes, &shape)?;
     }
     Ok(())
 }
