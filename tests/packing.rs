@@ -444,7 +444,7 @@ fn follow(dir: &Path, name: &str, at_labels_alone: bool) {
             .unwrap();
         let metrics = read_metrics(&outputs).unwrap().wait().unwrap();
         for (found, key, bound) in [
-            (metrics.loss, "loss_f64", 1e-6),
+            (metrics.loss, "loss_f64", LOSS),
             (metrics.grad_norm, "grad_norm_f64", 2e-5),
         ] {
             let wanted = wanted[key].as_f64().unwrap();
