@@ -261,7 +261,7 @@ fn a_classifiers_adapter_has_its_head() {
     let results = bench.json("out/all_results.json");
     let evaluate = |model: &str| -> Value {
         let run = bench.run(&format!(
-            "eval cls --validation_file posts-valid.csv --max_seq_length 32 --disable_tqdm --json --model_name_or_path {model}"
+            "eval cls --label_column_name sentiment --validation_file posts-valid.csv --max_seq_length 32 --disable_tqdm --json --model_name_or_path {model}"
         ));
         run.succeeded();
         serde_json::from_str(&run.stdout).unwrap()

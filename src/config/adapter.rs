@@ -167,11 +167,15 @@ pub fn take_labels(config: &mut Config, adapter: &Path) {
         })
     };
     let values = hf::read_object(&adapter.join(ADAPTER_CONFIG_FILE)).unwrap_or_default();
-    match values.get("task_type").and_then(serde_json::Value::as_str) {
-        Some("SEQ_CLS") => config.set("architectures", vec!["ForSequenceClassification"]),
-        Some("TOKEN_CLS") => config.set("architectures", vec!["ForTokenClassification"]),
-        _ => return,
-    }
+    let task = values.get("task_type").and_then(serde_json::Value::as_str);
+    let classes = [
+        ("SEQ_CLS", "ForSequenceClassification"),
+        ("TOKEN_CLS", "ForTokenClassification"),
+    ];
+    let Some((_, class)) = classes.iter().find(|(name, _)| task == Some(name)) else {
+        return;
+    };
+    config.set("architectures", vec![*class]);
     let heads = weights.iter().filter(|view| is_head(view.name));
     let labels = heads
         .filter_map(|view| view.shape.dims.first().copied())

@@ -156,12 +156,12 @@ pub mod sets {
         COMPILING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge | Bench
             | Quickstart,
         /// Commands that run something on a device.
-        RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Merge | Bench | Quickstart | Doctor,
+        RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Bench | Quickstart | Doctor,
         /// Commands that a device's settings matter to.
-        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge
+        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate
             | Bench | Quickstart | Doctor,
         /// Commands that open a device.
-        OPENING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Merge | Bench
+        OPENING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
             | Quickstart | Doctor | Cache(Verify),
         CACHE = Cache(_),
         CACHE_LS = Cache(Ls),

@@ -191,7 +191,7 @@ Run {
     seed: u64 = "42", TRAIN | GENERATE | BENCH | QUICKSTART | EVAL, processes agree;
     /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
-    cache_dir: Option<CachePath>, ON_A_DEVICE | CACHE;
+    cache_dir: Option<CachePath>, ON_A_DEVICE | MERGE | CACHE;
     /// Runs: output directories of xtrain or transformers, or a sweep's for all of its runs,
     /// trainer_state.json files, logs that hold the Trainer's records
     runs: RunPaths, REPORT, name "run";
