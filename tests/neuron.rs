@@ -150,6 +150,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     train: vec![batch(&**objective)],
                     eval: vec![batch(&**objective)],
                     accumulation,
+                    of_reference: false,
                 };
                 // What replicas exchange does not depend on the products' precision but for fp16's
                 // search for overflows.
@@ -293,6 +294,7 @@ fn the_cpus_modules_do_break_rules() {
         train: vec![batch],
         eval: Vec::new(),
         accumulation: 1,
+        of_reference: false,
     };
     let graphs = Ahead {
         session: &mut session,

@@ -333,6 +333,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         train: vec![batch],
         eval: Vec::new(),
         accumulation: 1,
+        of_reference: false,
     };
     let graphs = Ahead {
         session: &mut session,

@@ -384,7 +384,10 @@ pub fn small_config(model_type: &str) -> Config {
 /// What a model with this head is trained for, its labels smoothed by this share.
 pub fn objective_of(head: HeadKind, smoothing: f64) -> Arc<dyn Objective> {
     match head {
-        HeadKind::CausalLm => Arc::new(NextToken { smoothing }),
+        HeadKind::CausalLm => Arc::new(NextToken {
+            smoothing,
+            ..NextToken::default()
+        }),
         HeadKind::MaskedLm => Arc::new(MaskedToken {
             smoothing,
             share: None,

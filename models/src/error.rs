@@ -92,6 +92,17 @@ pub enum Error {
          need other frequencies, which is not implemented; shorten the prompt or lower --max_new_tokens"
     )]
     LongGeneration { tokens: usize, original: usize },
+    /// Rows of several examples over the length at which `longrope` changes.
+    #[error(
+        "longrope: rows of {tokens} tokens are longer than the {original} of `original_max_position_embeddings`, and an example in them would \
+         get the frequencies of its row's length, not of its own; set --max_length {original} or less, or train without --packing"
+    )]
+    LongPacking { tokens: usize, original: usize },
+    /// Packed examples with an attention mask.
+    #[error(
+        "a batch of packed examples (`position_ids`) has an attention mask besides: leave it out, padding is an example of one token"
+    )]
+    MaskedPacking,
     /// A cache for other models.
     #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]
     CacheLayers { layers: usize },

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::kv_cache::Visible;
 use crate::weights::Weights;
-use xtrain_graphs::op::{Attention, Comparison, DotDims, F64};
+use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, KeyMask};
 use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// LayerNorm (Ba et al. 2016) of `x` `[N, C]` over C.
@@ -117,7 +117,7 @@ pub(crate) fn attention(
     let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H or K, T, D]
     let (q, mut k, mut v) = (q?, k?, v?);
     let keep = rng.keep_mask(&[b, h, t, t], kind.dropout)?;
-    let mut key_mask = batch.attention_mask.clone();
+    let mut key_mask = batch.key_mask()?;
     let (mut causal, mut window) = (kind.causal, kind.window);
     if let Some(cache) = &batch.cache {
         let extended = cache.extend(&k, &v, window)?;
@@ -135,7 +135,7 @@ pub(crate) fn attention(
         scale: F64::new(kind.scale),
         causal,
         window,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: keep.as_ref().map(|_| F64::new(kind.dropout)),
         soft_cap: kind.soft_cap.map(F64::new),
     };

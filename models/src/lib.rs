@@ -13,6 +13,7 @@
 mod activation;
 mod adapted;
 mod albert;
+mod answers;
 mod axis;
 mod batch;
 mod bert;
@@ -30,6 +31,7 @@ mod gpt_neo;
 mod gpt_neox;
 mod gptj;
 mod head;
+mod kto;
 mod kv_cache;
 mod layers;
 mod linear;
@@ -41,6 +43,8 @@ mod modernbert;
 mod names;
 mod objective;
 mod parameter;
+mod preference;
+mod reward;
 mod roberta;
 mod rotary;
 mod tensor_parallel;
@@ -49,6 +53,7 @@ mod xlm_roberta;
 
 pub use activation::Activation;
 pub use adapted::adapt;
+pub use answers::PAIR;
 pub use axis::Axis;
 pub use batch::TokenBatch;
 pub use config::Config;
@@ -57,16 +62,19 @@ pub use declare::declare;
 pub use error::{Error, Result};
 pub use freeze::freeze;
 pub use head::HeadKind;
+pub use kto::{DESIRABLE, Kto};
 pub use kv_cache::KvCache;
 pub use linear::Linear;
 pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, has_usual_targets};
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{
-    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, MaskedToken, NextToken,
-    Objective, Outcome, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
+    ATTENTION_MASK, Class, Feed, Forward, INPUT_IDS, Inputs, LABELS, LabelledShare, MaskedToken,
+    NextToken, Objective, Outcome, POSITION_IDS, POSITIONS, Regression, TOKEN_TYPE_IDS, TokenLabel,
 };
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
+pub use preference::{AnswerLogProbs, Divergence, OddsRatio, PairLoss, Preference, REFERENCE};
+pub use reward::Reward;
 pub use tensor_parallel::tensor_shard_specs;
 pub use weights::{Weight, Weights};
 

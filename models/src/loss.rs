@@ -18,22 +18,36 @@ pub struct LossSum {
     pub sum: Tensor,
     /// `f32[]`, exact below 2^24 labels.
     pub count: Tensor,
-    /// `f32[n]`: the sums, over what `count` counts, whose means
-    /// [`Objective::measures`](crate::Objective::measures) names.
+    /// `f32[2, n]`: the sums whose means [`Objective::measures`](crate::Objective::measures) names,
+    /// then what each is to be divided by.
     pub measured: Option<Tensor>,
 }
 
 impl LossSum {
-    /// The same with these sums, each `f32[]`, measured besides.
+    /// The same with these sums, each `f32[]`, measured besides; their means are over what `count`
+    /// counts.
     ///
     /// # Errors
     /// An operation refuses its operands.
     pub fn measuring(self, sums: &[Tensor]) -> Result<LossSum> {
-        let vectors = sums.iter().map(|sum| sum.reshape(&[1]));
+        let measures = sums.iter().map(|sum| (sum.clone(), self.count.clone()));
+        let measures: Vec<_> = measures.collect();
+        self.measuring_each(&measures)
+    }
+
+    /// The same with these sums measured besides, each `f32[]` with what it is to be divided by. What is
+    /// divided by 0 has no mean.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn measuring_each(self, measures: &[(Tensor, Tensor)]) -> Result<LossSum> {
+        let sums = measures.iter().map(|(sum, _)| sum);
+        let weights = measures.iter().map(|(_, weight)| weight);
+        let vectors = sums.chain(weights).map(|number| number.reshape(&[1]));
         let vectors = vectors.collect::<xtrain_graphs::Result<Vec<_>>>()?;
         let measured = Tensor::concat(&vectors.iter().collect::<Vec<_>>(), 0)?;
         Ok(LossSum {
-            measured: Some(measured),
+            measured: Some(measured.reshape(&[2, measures.len()])?),
             ..self
         })
     }
@@ -114,7 +128,7 @@ impl Predictions {
     }
 
     /// `pred[R]`: which rows have a label.
-    fn counted(&self) -> Result<Tensor> {
+    pub(crate) fn counted(&self) -> Result<Tensor> {
         let ignored = if self.are_numbers() {
             f64::from(IGNORED_NUMBER)
         } else {
@@ -186,18 +200,28 @@ impl Predictions {
             )?
             .select(logits, &zeros)?
             .sum(&[1])?;
+        let above = of_label.sub(&self.mean_logits()?)?;
+        Ok(self
+            .counted()?
+            .select(&above, &trace.full(0.0, above.shape())?)?)
+    }
+
+    /// `f32[R]`: the mean of each row's logits.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn mean_logits(&self) -> Result<Tensor> {
+        let (logits, trace) = (&self.logits, self.logits.trace());
         let all = if self.classes < logits.dims()[1] {
-            class
+            let zeros = trace.full(0.0, logits.shape())?;
+            trace
+                .iota(DType::S32, logits.dims(), 1)?
                 .compare_scalar(Comparison::Lt, self.classes as f64)?
                 .select(logits, &zeros)?
         } else {
             logits.clone()
         };
-        let mean = all.sum(&[1])?.mul_scalar(1.0 / self.classes as f64)?;
-        let above = of_label.sub(&mean)?;
-        Ok(self
-            .counted()?
-            .select(&above, &trace.full(0.0, above.shape())?)?)
+        Ok(all.sum(&[1])?.mul_scalar(1.0 / self.classes as f64)?)
     }
 
     /// `[R]`, 0 where there is no label.

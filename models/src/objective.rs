@@ -1,5 +1,6 @@
 //! What a model is trained for: what it is fed besides its tokens, its loss, and the numbers that
-//! are measured on the way. The five objectives of the tasks are here; one of a user's own
+//! are measured on the way. The objectives of labels are here, those of preferences in `preference`,
+//! `reward` and `kto`; one of a user's own
 //! implements [`Objective`] as they do.
 //!
 //! Letters: B batch, T tokens, N = B * T, K positions with a label, L labels of a classification, V
@@ -11,6 +12,7 @@ use crate::loss::{IGNORED_LABEL, LossSum, Predictions, head, logits};
 use crate::model::Model;
 use crate::weights::Weights;
 use std::fmt::Debug;
+use std::sync::Arc;
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
 
 /// The feed of token ids, `s32[B, T]`.
@@ -19,6 +21,9 @@ pub const INPUT_IDS: &str = "input_ids";
 pub const ATTENTION_MASK: &str = "attention_mask";
 /// The feed of the tokens' segments, `s32[B, T]`; without it all are in segment 0.
 pub const TOKEN_TYPE_IDS: &str = "token_type_ids";
+/// The feed of the place of each token in its own example, `s32[B, T]`, where several are packed into a
+/// row ([`TokenBatch::position_ids`]).
+pub const POSITION_IDS: &str = "position_ids";
 /// The feed of labels; their shape is the objective's.
 pub const LABELS: &str = "labels";
 /// The feed of the positions among N that labels are of, `s32[K]`. The name is part of recorded
@@ -82,6 +87,7 @@ impl Inputs {
             input_ids: self.get(INPUT_IDS)?.clone(),
             attention_mask: self.find(ATTENTION_MASK).cloned(),
             token_type_ids: self.find(TOKEN_TYPE_IDS).cloned(),
+            position_ids: self.find(POSITION_IDS).cloned(),
             cache: None,
         })
     }
@@ -121,8 +127,20 @@ pub trait Objective: Debug + Send + Sync {
     /// If the batch lacks a feed, or the model cannot be recorded for it.
     fn record(&self, step: &Forward<'_>) -> Result<Outcome>;
 
-    /// Names of what is measured besides the loss, in the order of [`LossSum::measured`]: steps log
-    /// the mean under the name, evaluations under `eval_` and the name.
+    /// Rows of a batch that make up one example, one after the other, which stay on one replica: 2 where
+    /// a pair is learned from.
+    fn rows(&self) -> usize {
+        1
+    }
+
+    /// What the model as it is before training is to say of each row, which batches are then fed as
+    /// [`REFERENCE`](crate::REFERENCE): an objective whose predictions are that number. `None`: nothing.
+    fn reference(&self) -> Option<Arc<dyn Objective>> {
+        None
+    }
+
+    /// Names of what is measured besides the loss, in the order of [`LossSum::measured`]: records of
+    /// training have the mean of their steps under the name, evaluations under `eval_` and the name.
     fn measures(&self) -> &[&'static str] {
         &[]
     }
@@ -132,13 +150,38 @@ pub trait Objective: Debug + Send + Sync {
     fn labelled_share(&self) -> Option<f64> {
         None
     }
+
+    /// How many tokens before its label a prediction stands, which positions count from.
+    fn label_distance(&self) -> usize {
+        0
+    }
+
+    /// The same for data in which at most these shares of the tokens have a label; `None` where it makes
+    /// no difference to the objective.
+    fn for_data(&self, _shares: &[LabelledShare]) -> Option<Arc<dyn Objective>> {
+        None
+    }
 }
 
-/// The logits at t predict token t + 1. Labels `s32[B, T]`.
+/// Which share of the tokens of batches of one length have a label, at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LabelledShare {
+    /// T
+    pub tokens: usize,
+    /// Of the B * T tokens of a replica.
+    pub share: f64,
+}
+
+/// The logits at t predict token t + 1. Labels `s32[B, T]` or, with positions, `s32[K]`.
 #[derive(Clone, Debug, Default)]
 pub struct NextToken {
     /// See [`Predictions::cross_entropy`].
     pub smoothing: f64,
+    /// The loss of each token is multiplied with the probability of its label, a constant in the gradient
+    /// (Wu et al. 2025, "dynamic fine-tuning", arXiv:2508.05629).
+    pub weighs_by_probability: bool,
+    /// Lengths of which logits are computed where there are labels alone; empty: at every token.
+    pub shares: Vec<LabelledShare>,
 }
 
 /// The logits at t predict the token that was at t. Labels `s32[B, T]` or, with positions, `s32[K]`.
@@ -170,45 +213,60 @@ pub struct Regression;
 
 impl Objective for NextToken {
     fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed> {
-        vec![Feed::new(LABELS, DType::S32, [rows, tokens])]
+        let share = self.shares.iter().find(|share| share.tokens == tokens);
+        let all = rows * tokens;
+        let room = share.map(|share| (all as f64 * share.share).ceil() as usize);
+        label_feeds(rows, tokens, room.and_then(|room| fewer(room, all)))
     }
 
     fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
-        let (logits, labels) = (step.logits()?, step.inputs.get(LABELS)?);
-        let scope = logits.trace().clone().scope("loss");
-        let labels = next_tokens(labels)?;
+        let labels = step.inputs.get(LABELS)?;
+        let (logits, labels) = match step.inputs.find(POSITIONS) {
+            Some(positions) => (step.logits_at(positions)?, labels.clone()),
+            None => {
+                let logits = step.logits()?;
+                let _scope = logits.trace().clone().scope("loss");
+                (logits, next_tokens(labels)?)
+            }
+        };
+        let predictions = Predictions::new(step.model, logits, labels);
+        if !self.weighs_by_probability {
+            return Outcome::of_classes(predictions, self.smoothing);
+        }
+        let scope = predictions.logits.trace().clone().scope("loss");
+        let losses = predictions.cross_entropies()?;
+        let weighed = losses.mul(&losses.neg()?.exp()?.stop_gradient()?)?;
+        let loss = predictions.sum(&weighed)?;
         drop(scope);
-        Outcome::of_classes(Predictions::new(step.model, logits, labels), self.smoothing)
+        Outcome::of(loss, predictions)
+    }
+
+    fn label_distance(&self) -> usize {
+        1
+    }
+
+    fn for_data(&self, shares: &[LabelledShare]) -> Option<Arc<dyn Objective>> {
+        Some(Arc::new(NextToken {
+            shares: shares.to_vec(),
+            ..self.clone()
+        }))
     }
 }
 
 impl Objective for MaskedToken {
     fn feeds(&self, rows: usize, tokens: usize) -> Vec<Feed> {
         let share = self.share;
-        match share.and_then(|share| positions(rows * tokens, share)) {
-            Some(room) => [LABELS, POSITIONS]
-                .map(|name| Feed::new(name, DType::S32, [room]))
-                .into(),
-            None => vec![Feed::new(LABELS, DType::S32, [rows, tokens])],
-        }
+        let room = share.and_then(|share| positions(rows * tokens, share));
+        label_feeds(rows, tokens, room)
     }
 
     fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
-        let Forward {
-            model,
-            weights,
-            inputs,
-            rng,
-        } = *step;
-        let logits = match inputs.find(POSITIONS) {
-            Some(positions) => {
-                let rows = model.hidden(weights, &inputs.tokens()?, rng)?;
-                head(model, weights, &rows.take_rows(positions)?, rng)?
-            }
+        let logits = match step.inputs.find(POSITIONS) {
+            Some(positions) => step.logits_at(positions)?,
             None => step.logits()?,
         };
-        let labels = flat_labels(&logits, inputs.get(LABELS)?)?;
-        Outcome::of_classes(Predictions::new(model, logits, labels), self.smoothing)
+        let labels = flat_labels(&logits, step.inputs.get(LABELS)?)?;
+        Outcome::of_classes(Predictions::new(step.model, logits, labels), self.smoothing)
     }
 
     fn labelled_share(&self) -> Option<f64> {
@@ -259,6 +317,17 @@ impl Forward<'_> {
     pub fn logits(&self) -> Result<Tensor> {
         logits(self.model, self.weights, &self.inputs.tokens()?, self.rng)
     }
+
+    /// Logits `[K, V]` as the model's head has them, of the tokens at these positions among N, `s32[K]`.
+    ///
+    /// # Errors
+    /// If the forward pass cannot be recorded.
+    pub fn logits_at(&self, positions: &Tensor) -> Result<Tensor> {
+        let tokens = self.inputs.tokens()?;
+        let rows = self.model.hidden(self.weights, &tokens, self.rng)?;
+        let rows = rows.take_rows(positions)?;
+        head(self.model, self.weights, &rows, self.rng)
+    }
 }
 
 impl Outcome {
@@ -282,7 +351,22 @@ impl Outcome {
 fn positions(tokens: usize, probability: f64) -> Option<usize> {
     let (n, p) = (tokens as f64, probability);
     let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
-    Some(room.next_multiple_of(8)).filter(|room| 5 * room < 4 * tokens)
+    fewer(room, tokens)
+}
+
+/// Room for this many labels, if a batch of `tokens` tokens is spared much by it.
+fn fewer(labels: usize, tokens: usize) -> Option<usize> {
+    Some(labels.next_multiple_of(8)).filter(|room| *room > 0 && 5 * room < 4 * tokens)
+}
+
+/// The feeds of labels: of all tokens, or of as many as there is room for, with their positions.
+fn label_feeds(rows: usize, tokens: usize, room: Option<usize>) -> Vec<Feed> {
+    match room {
+        Some(room) => [LABELS, POSITIONS]
+            .map(|name| Feed::new(name, DType::S32, [room]))
+            .into(),
+        None => vec![Feed::new(LABELS, DType::S32, [rows, tokens])],
+    }
 }
 
 /// One label for each row of logits.
@@ -293,7 +377,7 @@ fn flat_labels(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 
 /// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which
 /// would have to be copied.
-fn next_tokens(labels: &Tensor) -> Result<Tensor> {
+pub(crate) fn next_tokens(labels: &Tensor) -> Result<Tensor> {
     let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
     let last = labels
         .trace()

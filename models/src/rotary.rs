@@ -279,7 +279,13 @@ impl Rotary {
                 tokens: cache.columns(),
                 original: long.original,
             }),
-            None if batch.size()[1] > long.original => Ok(&long.frequencies),
+            None if batch.size()[1] > long.original => match &batch.position_ids {
+                Some(_) => Err(Error::LongPacking {
+                    tokens: batch.size()[1],
+                    original: long.original,
+                }),
+                None => Ok(&long.frequencies),
+            },
             _ => Ok(&self.frequencies),
         }
     }

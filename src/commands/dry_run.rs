@@ -12,7 +12,7 @@ use xtrain_engine::task::TaskData;
 use xtrain_engine::{Run, failed};
 use xtrain_models::Model;
 use xtrain_parallel::schedule::bubble;
-use xtrain_parallel::{Axis, Mesh, Placements, Stages};
+use xtrain_parallel::{Axis, Placements, Stages};
 use xtrain_report::scaling::Exchange;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, exact, flop};
@@ -304,8 +304,7 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
 }
 
 fn describe_data(table: &mut Table, set: &Set, task: &TaskData) {
-    let lengths = task.form(&[set], Mesh::single()).lengths;
-    let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+    let lengths: Vec<String> = set.lengths().iter().map(usize::to_string).collect();
     let totals = set.rows.totals();
     let what = if task.labels().is_some() {
         "rows"

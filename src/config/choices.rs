@@ -3,6 +3,7 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
@@ -121,6 +122,47 @@ choices! {
         Wnli = "wnli",
     }
 
+    /// What `train dpo` learns by.
+    enum PreferenceLoss {
+        Sigmoid = "sigmoid",
+        Hinge = "hinge",
+        Ipo = "ipo",
+        ExoPair = "exo_pair",
+        NcaPair = "nca_pair",
+        Robust = "robust",
+        BcoPair = "bco_pair",
+        SppoHard = "sppo_hard",
+        Aot = "aot",
+        AotUnpaired = "aot_unpaired",
+        ApoZero = "apo_zero",
+        ApoDown = "apo_down",
+        DiscoPop = "discopop",
+        Sft = "sft",
+        SigmoidNorm = "sigmoid_norm",
+        /// The only one without a reference.
+        Orpo = "orpo",
+    }
+
+    /// What `train kto` learns by.
+    enum KtoLoss {
+        Kto = "kto",
+        ApoZeroUnpaired = "apo_zero_unpaired",
+    }
+
+    /// The divergence from the reference that scores answers.
+    enum FDivergence {
+        ReverseKl = "reverse_kl",
+        ForwardKl = "forward_kl",
+        JsDivergence = "js_divergence",
+        AlphaDivergence = "alpha_divergence",
+    }
+
+    /// Which end of a longer example is cut off.
+    enum Truncation {
+        KeepStart = "keep_start",
+        KeepEnd = "keep_end",
+    }
+
     /// How attention is lowered.
     enum AttnImplementation {
         /// One call where the device has it.
@@ -147,6 +189,14 @@ choices! {
     enum RunReport {
         Html = "html",
         None = "none",
+    }
+
+    /// The loss of supervised fine-tuning.
+    enum LossType {
+        Nll = "nll",
+        /// TRL's older name.
+        ChunkedNll = "chunked_nll",
+        Dft = "dft",
     }
 
     /// What is pushed to the Hub when.
@@ -231,6 +281,16 @@ choices! {
     }
 }
 
+impl Choice for PackingStrategy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("bfd", PackingStrategy::Bfd),
+        ("bfd_split", PackingStrategy::BfdSplit),
+        ("wrapped", PackingStrategy::Wrapped),
+        // TRL's older name.
+        ("bfd-requeue", PackingStrategy::BfdSplit),
+    ];
+}
+
 impl Choice for OptimizerKind {
     const WORDS: &'static [(&'static str, Self)] = OptimizerKind::WORDS;
 }
@@ -287,6 +347,31 @@ pub fn suits_task(name: &str, command: CommandName) -> bool {
         (None, _) => return true,
     };
     has_head(name, head) != Some(false)
+}
+
+/// One or more of what `train dpo` learns by.
+pub struct PreferenceLosses;
+
+impl Kind for PreferenceLosses {
+    type Value = Vec<PreferenceLoss>;
+    const FORM: Form = Form::List;
+    const PLACEHOLDER: &'static str = "NAME";
+
+    fn choices(command: Option<CommandName>) -> Vec<&'static str> {
+        PreferenceLoss::choices(command)
+    }
+
+    fn parse(text: &str) -> Result<Self::Value, Wrong> {
+        PreferenceLoss::parse(text).map(|loss| vec![loss])
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self::Value, Wrong> {
+        if texts.is_empty() {
+            return Err(Wrong::Kind);
+        }
+        let losses = texts.iter().map(|text| PreferenceLoss::parse(text));
+        losses.collect()
+    }
 }
 
 /// What can be compiled for by name.

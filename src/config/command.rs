@@ -13,6 +13,12 @@ pub enum TaskName {
     Clm,
     /// Supervised fine-tuning.
     Sft,
+    /// Preference optimization on pairs.
+    Dpo,
+    /// Reward modelling.
+    Reward,
+    /// Learning from good and bad answers.
+    Kto,
     /// Masked language modelling.
     Mlm,
     /// Classification and regression of texts and pairs of texts.
@@ -25,7 +31,8 @@ impl TaskName {
     /// The head that its models have, a classifier's with two labels.
     pub fn head(self) -> HeadKind {
         match self {
-            Clm | Sft => HeadKind::CausalLm,
+            Clm | Sft | Dpo | Kto => HeadKind::CausalLm,
+            Reward => HeadKind::REGRESSION,
             Mlm => HeadKind::MaskedLm,
             Cls => HeadKind::SequenceClassification { labels: 2 },
             TokenCls => HeadKind::TokenClassification { labels: 2 },
@@ -117,6 +124,15 @@ pub mod sets {
         CLM = Train(Clm) | Eval(Clm) | Compile(Clm) | Fit(Clm),
         EVAL_CLM = Eval(Clm),
         SFT = Train(Sft) | Eval(Sft) | Compile(Sft) | Fit(Sft),
+        DPO = Train(Dpo) | Eval(Dpo) | Compile(Dpo) | Fit(Dpo),
+        REWARD = Train(Reward) | Eval(Reward) | Compile(Reward) | Fit(Reward),
+        KTO = Train(Kto) | Eval(Kto) | Compile(Kto) | Fit(Kto),
+        /// Commands that learn from answers and what is thought of them.
+        PREFERENCES = Train(Dpo | Reward | Kto) | Eval(Dpo | Reward | Kto)
+            | Compile(Dpo | Reward | Kto) | Fit(Dpo | Reward | Kto),
+        /// The same, of a reference.
+        REFERENCED = Train(Dpo | Kto) | Eval(Dpo | Kto) | Compile(Dpo | Kto) | Fit(Dpo | Kto),
+        EVAL_REFERENCED = Eval(Dpo | Kto),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
         TRAIN_EVAL_CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls),
@@ -129,6 +145,9 @@ pub mod sets {
         /// Commands of tasks whose rows have labels.
         LABELLED = Train(Cls | TokenCls) | Compile(Cls | TokenCls) | Fit(Cls | TokenCls)
             | Eval(Cls | TokenCls),
+        /// A training run or an evaluation whose loss is of labels.
+        WITH_LABELS = Train(Clm | Sft | Mlm | Cls | TokenCls) | Compile(Clm | Sft | Mlm | Cls | TokenCls)
+            | Fit(Clm | Sft | Mlm | Cls | TokenCls) | Eval(Clm | Sft | Mlm | Cls | TokenCls),
         LANGUAGE_MODELS = Train(Clm | Sft | Mlm) | Eval(Clm | Sft | Mlm) | Compile(Clm | Sft | Mlm)
             | Fit(Clm | Sft | Mlm),
         /// Commands that read a data set.
@@ -198,6 +217,25 @@ pub const COMMANDS: &[CommandInfo] = &[
                    --do_train --do_eval --output_dir out",
     ),
     info(
+        Train(Dpo),
+        "train dpo",
+        "Train a causal language model on pairs of a chosen and a rejected answer (DPO and its relatives, ORPO)",
+        "xtrain train dpo --model_name_or_path DIR --train_file pairs.jsonl --beta 0.1 --max_length 1024 --do_train --output_dir out\n  \
+                   xtrain train dpo --model_name_or_path DIR --train_file pairs.jsonl --loss_type sigmoid sft --loss_weights 1.0 0.2 --output_dir out",
+    ),
+    info(
+        Train(Reward),
+        "train reward",
+        "Train a reward model on pairs of a chosen and a rejected text",
+        "xtrain train reward --model_name_or_path DIR --train_file pairs.jsonl --max_length 1024 --do_train --output_dir out",
+    ),
+    info(
+        Train(Kto),
+        "train kto",
+        "Train a causal language model on answers that are good or bad",
+        "xtrain train kto --model_name_or_path DIR --train_file answers.jsonl --max_length 1024 --do_train --output_dir out",
+    ),
+    info(
         Train(Mlm),
         "train mlm",
         "Train a masked language model on text files",
@@ -229,6 +267,24 @@ pub const COMMANDS: &[CommandInfo] = &[
         "eval sft",
         "Loss, perplexity and accuracy of a model on conversations, completions or texts",
         "xtrain eval sft --model_name_or_path out --validation_file chats.jsonl --assistant_only_loss",
+    ),
+    info(
+        Eval(Dpo),
+        "eval dpo",
+        "Loss, rewards and accuracy of a model on pairs of answers, compared with its reference",
+        "xtrain eval dpo --model_name_or_path out --ref_model_name_or_path DIR --validation_file pairs.jsonl",
+    ),
+    info(
+        Eval(Reward),
+        "eval reward",
+        "Loss and accuracy of a reward model on pairs of texts",
+        "xtrain eval reward --model_name_or_path out --validation_file pairs.jsonl",
+    ),
+    info(
+        Eval(Kto),
+        "eval kto",
+        "Loss and rewards of a model on good and bad answers, compared with its reference",
+        "xtrain eval kto --model_name_or_path out --ref_model_name_or_path DIR --validation_file answers.jsonl",
     ),
     info(
         Eval(Mlm),
@@ -338,6 +394,24 @@ pub const COMMANDS: &[CommandInfo] = &[
         "xtrain compile sft --model_name_or_path DIR --max_seq_length 1024 --pad_to_bucket 256,512 --do_train",
     ),
     info(
+        Compile(Dpo),
+        "compile dpo",
+        "Compile every graph that `train dpo` with the same flags will use, without data or weights",
+        "xtrain compile dpo --model_name_or_path DIR --max_length 1024 --pad_to_bucket 256,512 --do_train",
+    ),
+    info(
+        Compile(Reward),
+        "compile reward",
+        "Compile every graph that `train reward` with the same flags will use, without data or weights",
+        "xtrain compile reward --model_name_or_path DIR --max_length 1024 --pad_to_bucket 256,512 --do_train",
+    ),
+    info(
+        Compile(Kto),
+        "compile kto",
+        "Compile every graph that `train kto` with the same flags will use, without data or weights",
+        "xtrain compile kto --model_name_or_path DIR --max_length 1024 --pad_to_bucket 256,512 --do_train",
+    ),
+    info(
         Compile(Mlm),
         "compile mlm",
         "Compile every graph that `train mlm` with the same flags will use, without data or weights",
@@ -367,6 +441,24 @@ pub const COMMANDS: &[CommandInfo] = &[
         "fit sft",
         "Find the largest batch of `train sft` with the same flags that fits into memory",
         "xtrain fit sft --model_name_or_path DIR --max_seq_length 1024 --memory 16GiB",
+    ),
+    info(
+        Fit(Dpo),
+        "fit dpo",
+        "Find the largest batch of `train dpo` with the same flags that fits into memory",
+        "xtrain fit dpo --model_name_or_path DIR --max_length 1024 --memory 16GiB",
+    ),
+    info(
+        Fit(Reward),
+        "fit reward",
+        "Find the largest batch of `train reward` with the same flags that fits into memory",
+        "xtrain fit reward --model_name_or_path DIR --max_length 1024 --memory 16GiB",
+    ),
+    info(
+        Fit(Kto),
+        "fit kto",
+        "Find the largest batch of `train kto` with the same flags that fits into memory",
+        "xtrain fit kto --model_name_or_path DIR --max_length 1024 --memory 16GiB",
     ),
     info(
         Fit(Mlm),

@@ -59,6 +59,10 @@ const REMEMBERED: &[&str] = &[
     "max_seq_length",
     "completion_only_loss",
     "assistant_only_loss",
+    "packing",
+    "packing_strategy",
+    "eval_packing",
+    "loss_type",
     "mlm_probability",
     "whole_word_mask",
 ];
@@ -517,7 +521,7 @@ mod tests {
         };
         assert_eq!(read(dump).unwrap(), Vec::<String>::new());
         for (usual, other) in [
-            ("\"nll\"", "\"dft\""),
+            ("\"nll\"", "\"bnpo\""),
             ("keep_start", "keep_end"),
             ("<EOS_TOKEN>", "</s>"),
         ] {

@@ -58,7 +58,7 @@ impl Fixture {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// The words of a line in which `@/` stands for the directory and a first word `CLM`, `MLM` or
+    /// The words of a line in which `@/` stands for the directory and a first word `CLM`, `MLM`, `SFT` or
     /// `CLS` for a legal training run of that task.
     pub fn words(&self, line: &str) -> Vec<OsString> {
         const REST: &str =
@@ -67,6 +67,7 @@ impl Fixture {
         let line = line
             .replace("CLM", &format!("train clm --model_type gpt2 {REST}.txt"))
             .replace("MLM", &format!("train mlm --model_type bert {REST}.txt"))
+            .replace("SFT", &format!("train sft --model_type gpt2 {REST}.csv"))
             .replace("CLS", &format!("train cls --model_type bert {REST}.csv"));
         std::iter::once("xtrain")
             .chain(line.split_whitespace())

@@ -15,6 +15,7 @@ use super::kind::*;
 use super::setting::{Setting, Typed};
 use std::path::PathBuf;
 use xtrain_data::features::Features;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::optim::ScheduleType;
@@ -298,11 +299,27 @@ Data {
     stride: Option<Count<1>>, EVAL_CLM;
     /// Tokens per example, of which longer ones are truncated; default: the tokenizer's maximum,
     /// at most 1024 (cls: 128) and the model's positions
-    max_seq_length: Option<Count<1>>, SFT | MLM | CLS | TOKEN_CLS, alias "max_length";
+    max_seq_length: Option<Count<1>>, SFT | PREFERENCES | MLM | CLS | TOKEN_CLS, alias "max_length";
     /// Compute the loss on the completion only
     completion_only_loss: bool = "true", SFT;
     /// Compute the loss on the assistant's turns only
     assistant_only_loss: bool = "false", SFT;
+    /// Which end of a longer pair is kept; with keep_start, pairs whose prompt alone fills max_length
+    /// are left out
+    truncation_mode: Truncation = "keep_start", DPO;
+    /// Pack several examples into each row of max_seq_length tokens; each sees itself alone, from
+    /// position 0 on
+    packing: bool = "false", SFT;
+    /// How: bfd, best fit decreasing, cuts examples longer than a row; bfd_split splits them; wrapped
+    /// concatenates all and cuts anywhere, and examples see those before them in the row
+    packing_strategy: PackingStrategy = "bfd", SFT;
+    /// The same for sets to evaluate on; default: as packing
+    eval_packing: Option<bool>, SFT;
+    /// Accepted with packing, whose rows have hardly any padding
+    padding_free: bool = "false", SFT;
+    /// Loss of a token: nll, cross-entropy (chunked_nll means the same); dft, cross-entropy times the
+    /// token's probability as a constant (dynamic fine-tuning)
+    loss_type: LossType = "nll", SFT, shapes graphs;
     /// Treat each line as an example, instead of concatenating lines and chunking
     line_by_line: bool = "false", MLM;
     /// Share of tokens to predict: 80% masked, 10% replaced at random, 10% kept, drawn anew in
@@ -311,12 +328,12 @@ Data {
     /// Mask whole words rather than tokens
     whole_word_mask: bool = "false", MLM;
     /// Pad all batches to max_seq_length, else to powers of two (mlm: only with line_by_line)
-    pad_to_max_length: bool = "false", SFT | MLM | TOKEN_CLS;
+    pad_to_max_length: bool = "false", SFT | PREFERENCES | MLM | TOKEN_CLS;
     /// Pad all batches to max_seq_length; false: to powers of two; ignored with pad_to_bucket
     cls_pad_to_max_length: bool = "true", CLS, name "pad_to_max_length";
     /// Pad each batch to the smallest of these lengths that fits, as 32,64; compiles one graph
     /// per length and one for max_seq_length
-    pad_to_bucket: Option<Buckets>, SFT | MLM | CLS | TOKEN_CLS;
+    pad_to_bucket: Option<Buckets>, SFT | PREFERENCES | MLM | CLS | TOKEN_CLS;
     /// Read the training files during the run, instead of tokenizing them first; needs
     /// max_steps
     streaming: bool = "false", TRAIN;
@@ -402,7 +419,7 @@ Optimizer {
     /// Arguments of the optimizer, torch's names, as momentum=0.9,nesterov=true or as a JSON object
     /// (a table in a settings file)
     optim_args: NamedArguments = "", TRAIN;
-    /// Peak learning rate
+    /// Peak learning rate; default for dpo and kto: 1e-6, for reward: 1e-4, as in TRL
     learning_rate: NotNegative = "5e-5", TRAIN;
     /// Weight decay, not applied to biases and layer norms
     weight_decay: NotNegative = "0.0", TRAIN;
@@ -425,7 +442,43 @@ Optimizer {
     /// Fraction of all steps to warm up for, rounded up
     warmup_ratio: Fraction = "0.0", TRAIN;
     /// Share of each label that the loss spreads over all classes, also in evaluation
-    label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL, shapes graphs;
+    label_smoothing_factor: Fraction = "0.0", WITH_LABELS, shapes graphs;
+    /// What pairs are learned by: TRL's losses, several of which are added up, or orpo, which has no
+    /// reference
+    preference_losses: PreferenceLosses = "sigmoid", DPO, name "loss_type", shapes graphs;
+    /// What answers are learned by; kto compares with the KL divergence, apo_zero_unpaired does not
+    kto_loss: KtoLoss = "kto", KTO, name "loss_type", shapes graphs;
+    /// Weight of each loss_type; default: 1 each
+    loss_weights: Numbers, DPO, shapes graphs;
+    /// How much leaving the reference costs (orpo: weight of the odds ratio)
+    beta: Positive = "0.1", REFERENCED, shapes graphs;
+    /// Share of flipped preferences that robust, exo_pair, aot and aot_unpaired reckon with; others
+    /// ignore it, as in TRL
+    label_smoothing: BelowOne = "0.0", DPO, shapes graphs;
+    /// Weight of tokens past the shorter answer's length (LD-DPO); default: 1
+    ld_alpha: Option<Fraction>, DPO, shapes graphs;
+    /// Divergence from the reference that scores answers (f-DPO)
+    f_divergence_type: FDivergence = "reverse_kl", DPO, shapes graphs;
+    /// Alpha of f_divergence_type alpha_divergence
+    f_alpha_divergence_coef: NotNegative = "0.5", DPO, shapes graphs;
+    /// Weigh pairs by how likely the model makes them (WPO)
+    use_weighting: bool = "false", DPO, shapes graphs;
+    /// Temperature of loss_type discopop
+    discopop_tau: Positive = "0.05", DPO, shapes graphs;
+    /// Weight of good answers
+    desirable_weight: NotNegative = "1.0", KTO, shapes graphs;
+    /// Weight of bad answers
+    undesirable_weight: NotNegative = "1.0", KTO, shapes graphs;
+    /// Weight of the squared sum of a pair's rewards, which centres them around 0
+    center_rewards_coefficient: Option<NotNegative>, REWARD, shapes graphs;
+    /// Train without dropout, whatever the model's configuration says
+    disable_dropout: bool = "true", PREFERENCES, shapes graphs;
+    /// The reference: a model of the same architecture; default in training: the model as it is before
+    /// its first step
+    ref_model_name_or_path: Option<ModelPath>, REFERENCED;
+    /// Examples on each device while the reference's log-probabilities are computed; default: those of
+    /// training and evaluation
+    precompute_ref_batch_size: Option<Count<1>>, REFERENCED;
     /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
     neftune_noise_alpha: Option<NotNegative>, TRAIN, shapes graphs;
     /// Regular expressions: parameters stay as they are, without gradient and optimizer state, if one
@@ -860,17 +913,36 @@ LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
 }
 SFT {
-    packing eval_packing padding_free: FALSE, "packing is not supported yet: each example is a row of its own; pad_to_bucket and group_by_length save padding";
-    packing_strategy: anyway(&["", "none", "false", "bfd"]), "nothing is packed";
     truncation_mode: only(&["keep_start"]), "not built yet: longer examples are cut at their end";
     shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
-    loss_type: only(&["nll", "chunked_nll"]), "not built yet: the loss is the cross-entropy of tokens (nll)";
     router_aux_loss_coef: NONE, "there are no mixtures of experts";
     eos_token: only(&["", "none", "false", "<EOS_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
     pad_token: only(&["", "none", "false", "<PAD_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
     chat_template_path: NONE, "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
     pad_to_multiple_of: NONE, "not built yet; pad_to_bucket has the lengths to pad to";
     dataset_kwargs model_init_kwargs: only(&["", "none", "false", "{}"]), "not built yet: they are arguments of Python functions";
+}
+PREFERENCES {
+    packing eval_packing padding_free: FALSE, "answers are not packed: each is a row of its own; pad_to_bucket and group_by_length save padding";
+    router_aux_loss_coef: NONE, "there are no mixtures of experts";
+    eos_token: only(&["", "none", "false", "<EOS_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
+    pad_token: only(&["", "none", "false", "<PAD_TOKEN>"]), "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json";
+    chat_template_path: NONE, "not built yet: the chat template is that of the tokenizer; put another one into its chat_template.jinja";
+    pad_to_multiple_of: only(&["", "none", "auto"]), "not built yet; pad_to_bucket has the lengths to pad to";
+    dataset_kwargs model_init_kwargs: only(&["", "none", "false", "{}"]), "not built yet: they are arguments of Python functions";
+    label_smoothing_factor: only(&["0", "0.0"]), "preference losses have no labels to smooth, and TRL ignores it; see label_smoothing of dpo";
+    shuffle_dataset: FALSE, "batches are drawn in a seeded order anyway";
+    do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";
+    generate_during_eval: FALSE, "not built: evaluations generate nothing; see `xtrain generate`";
+}
+REFERENCED {
+    precompute_ref_log_probs: ANYWAY, "reference log-probabilities are always computed once, before training, and kept beside the tokenized data";
+    sync_ref_model: FALSE, "not built: the reference stays what it was before training, as its log-probabilities are computed once";
+    ref_model_mixup_alpha ref_model_sync_steps: ANYWAY, "the reference is never synchronized";
+    ref_model_init_kwargs force_use_ref_model: only(&["", "none", "false", "{}"]), "not built: the reference is loaded as the model is";
+}
+KTO {
+    truncation_mode: only(&["keep_start"]), "not built: longer answers are cut at their end";
 }
 TRAIN_EVAL {
     lora_target_parameters target_parameters: NONE, "no family here has fused expert weights; lora_target_modules names linear layers";

@@ -29,10 +29,10 @@ pub fn is_config_name(name: &str) -> bool {
 /// # Errors
 /// What could not be fetched.
 pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
-    let [model, tokenizer, config, adapter] = repositories(&flags);
+    let [model, tokenizer, config, adapter, reference] = repositories(&flags);
     let dataset = flags.dataset_name.clone();
     let predicts = PREDICT.contains(flags.command);
-    let named = [&model, &tokenizer, &config, &adapter, &dataset];
+    let named = [&model, &tokenizer, &config, &adapter, &reference, &dataset];
     if named.iter().all(|name| name.is_none()) {
         return Ok(flags);
     }
@@ -58,6 +58,10 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
         let path = hub.adapter(&name, None).map_err(failed)?;
         flags.adapter_name_or_path.set(Some(path));
         adapter::find_base(&mut flags);
+    }
+    if let Some(name) = reference {
+        let path = hub.model(&name, revision).map_err(failed)?;
+        flags.ref_model_name_or_path.set(Some(path));
     }
     // A name may turn out to be an adapter's, which names its model.
     let (mut model, mut revision) = (named_model(&flags).or(model), revision);
@@ -120,8 +124,8 @@ pub fn is_asked(flags: &Flags) -> bool {
     flags.dataset_name.is_given() || repositories(flags).iter().any(Option::is_some)
 }
 
-/// The names of model, tokenizer, configuration and adapter on the Hub, each if it is one.
-fn repositories(flags: &Flags) -> [Option<String>; 4] {
+/// The names of model, tokenizer, configuration, adapter and reference on the Hub, each if it is one.
+fn repositories(flags: &Flags) -> [Option<String>; 5] {
     let config = flags
         .config_name
         .clone()
@@ -131,6 +135,7 @@ fn repositories(flags: &Flags) -> [Option<String>; 4] {
         named(&flags.tokenizer_name),
         config,
         named(&flags.adapter_name_or_path),
+        named(&flags.ref_model_name_or_path),
     ]
 }
 

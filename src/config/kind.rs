@@ -375,6 +375,8 @@ lists! {
     Paths: DataPath = List, "FILE", "one or more paths";
     /// One or more texts.
     Texts: String = List, "TEXT", "one or more texts";
+    /// One or more numbers.
+    Numbers: NotNegative = List, "X", "one or more numbers that are 0 or more";
     /// One or more words after the command.
     Words: String = Positional, "ID", "one or more words";
     /// Output directories of runs.

@@ -40,6 +40,7 @@ mod migration_tests;
 mod model_config;
 mod nearest;
 mod plan;
+mod preference;
 mod reading;
 #[cfg(test)]
 mod reference_tests;

@@ -13,6 +13,7 @@ use super::flags::Flags;
 use super::kind::{Degree, Interval};
 use super::mesh;
 use super::plan::*;
+use super::preference;
 use super::scaling;
 use super::setting::Setting;
 use super::sources;
@@ -432,7 +433,7 @@ fn optimizer(flags: &Flags) -> OptimizerSettings {
         kind: *flags.optim,
         storage: storage(flags),
         arguments: flags.optim_args.clone(),
-        learning_rate: *flags.learning_rate,
+        learning_rate: preference::learning_rate(flags),
         weight_decay: *flags.weight_decay,
         adam_beta1: *flags.adam_beta1,
         adam_beta2: *flags.adam_beta2,

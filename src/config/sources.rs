@@ -1,19 +1,23 @@
 //! Which model, tokenizer and data the flags name, and by what the best evaluation is found: what
 //! both the rules and the plans go by.
 
-use super::choices::{GlueTask, SaveStrategy};
+use super::choices::{GlueTask, LossType, SaveStrategy};
 use super::command::TaskName;
-use super::command::sets::{LABELLED, SFT, TRAIN_EVAL, TRAINING};
+use super::command::sets::{LABELLED, PREFERENCES, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
+use super::preference;
 use std::path::{Path, PathBuf};
 use xtrain_data::LabelMap;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
+use xtrain_tasks::answers::{AnswerSettings, Form};
 use xtrain_tasks::{
-    ClmDataSettings, ClsDataSettings, MlmDataSettings, SftDataSettings, TokenClsDataSettings,
+    ClmDataSettings, ClsDataSettings, DpoDataSettings, KtoDataSettings, MlmDataSettings,
+    RewardDataSettings, SftDataSettings, TokenClsDataSettings,
 };
 use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
@@ -81,6 +85,21 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             padding: padding(flags, *flags.pad_to_max_length),
             completion_only_loss: *flags.completion_only_loss,
             assistant_only_loss: *flags.assistant_only_loss,
+            packing: packing(flags, *flags.packing),
+            eval_packing: packing(flags, flags.eval_packing.unwrap_or(*flags.packing)),
+            weighs_by_probability: *flags.loss_type == LossType::Dft,
+        }),
+        TaskName::Dpo => TaskPlan::Dpo(DpoDataSettings {
+            answers: answers(flags, Form::Pairs),
+            loss: preference::dpo(flags),
+        }),
+        TaskName::Reward => TaskPlan::Reward(RewardDataSettings {
+            answers: answers(flags, Form::Scored),
+            loss: preference::reward(flags),
+        }),
+        TaskName::Kto => TaskPlan::Kto(KtoDataSettings {
+            answers: answers(flags, preference::judged(flags)),
+            loss: preference::kto(flags),
         }),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
@@ -103,6 +122,16 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
     }
 }
 
+fn answers(flags: &Flags, form: Form) -> AnswerSettings {
+    AnswerSettings {
+        source: source(flags),
+        max_seq_length: *flags.max_seq_length,
+        truncation: preference::truncation(flags),
+        padding: padding(flags, *flags.pad_to_max_length),
+        form,
+    }
+}
+
 fn cls_data(flags: &Flags) -> ClsDataSettings {
     ClsDataSettings {
         source: source(flags),
@@ -120,6 +149,10 @@ fn cls_data(flags: &Flags) -> ClsDataSettings {
     }
 }
 
+fn packing(flags: &Flags, packs: bool) -> Option<PackingStrategy> {
+    packs.then_some(*flags.packing_strategy)
+}
+
 fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
     let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
     PaddingSettings {
@@ -131,7 +164,8 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
 /// Percent of the training set that validates. Nothing is set aside of a stream, nor of rows that
 /// nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
-    let are_rows = LABELLED.contains(flags.command) || SFT.contains(flags.command);
+    let of_rows = [LABELLED, SFT, PREFERENCES];
+    let are_rows = of_rows.iter().any(|set| set.contains(flags.command));
     let unused = are_rows && TRAINING.contains(flags.command) && !flags.evaluates();
     if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
         *flags.validation_split_percentage

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use ndarray::{Array2, s};
+use ndarray::{Array1, Array2, s};
 use xtrain_models::IGNORED_LABEL;
 
 use super::error::Result;
@@ -24,7 +24,12 @@ pub struct Batch {
     pub attention_mask: Option<Array2<bool>>,
     /// `[B, T]`, the segment of each token; `None` where all are in segment 0.
     pub token_type_ids: Option<Array2<i32>>,
-    /// Real rows; the others, at the end, have no labels.
+    /// `[B, T]`, the place of each token in its own example, 0 of padding; `None` where a row is one
+    /// example. Then there is no attention mask.
+    pub position_ids: Option<Array2<i32>>,
+    /// Numbers of the rows besides, by name.
+    pub numbers: Vec<(&'static str, Array1<f32>)>,
+    /// Real examples; the rows of others, at the end, have no labels.
     pub examples: usize,
     /// Ids in the real rows, padding not counted.
     pub tokens: usize,
@@ -42,13 +47,15 @@ pub struct BatchRows<'a> {
     padding: Option<&'a Padding>,
     /// By their numbers in the set.
     pub rows: &'a [u32],
-    /// The rows themselves, in order.
+    /// The rows themselves, in order: those of each example one after the other.
     pub examples: Vec<Row>,
+    /// Rows of an example.
+    each: usize,
     is_packed: bool,
 }
 
 impl<'a> BatchRows<'a> {
-    /// Reads rows of a set, at least one.
+    /// Reads rows of a set, at least one, `each` of them an example's.
     ///
     /// # Errors
     /// As [`Rows::row`].
@@ -56,11 +63,13 @@ impl<'a> BatchRows<'a> {
         set: &Rows,
         padding: Option<&'a Padding>,
         rows: &'a [u32],
+        each: usize,
     ) -> Result<BatchRows<'a>> {
         Ok(BatchRows {
             padding,
             rows,
             examples: set.rows(rows)?,
+            each,
             is_packed: set.is_packed(),
         })
     }
@@ -78,16 +87,17 @@ impl<'a> BatchRows<'a> {
             .map_or(longest, |padding| padding.fitting(longest))
     }
 
-    /// The row in a position of the batch. Rows missing to the batch size repeat the first one: a
+    /// The row in a position of the batch. Examples missing to the batch size repeat the first one: a
     /// row without any token to attend to would be a special case for every model.
     fn at(&self, position: usize) -> &Row {
-        self.examples.get(position).unwrap_or(&self.examples[0])
+        let own = self.examples.get(position);
+        own.unwrap_or(&self.examples[position % self.each])
     }
 
-    /// Ids and attention mask, no label yet. Rows missing to `batch_size` of a packed set are
+    /// Ids and attention mask, no label yet. Examples missing to `batch_size` of a packed set are
     /// zeros.
     pub(super) fn fill(&self, batch_size: usize, at: Position) -> Batch {
-        let length = self.length();
+        let (length, batch_size) = (self.length(), batch_size * self.each);
         let pad_id = self.padding.map_or(0, |padding| padding.pad_id as i32);
         let mut input_ids = Array2::from_elem((batch_size, length), pad_id);
         let mut attention_mask = self
@@ -125,12 +135,30 @@ impl<'a> BatchRows<'a> {
             input_ids,
             attention_mask,
             token_type_ids: None,
-            examples: self.rows.len(),
+            position_ids: None,
+            numbers: Vec::new(),
+            examples: self.rows.len() / self.each,
             tokens,
             targets: 0,
             epoch: at.epoch,
             index_in_epoch: at.batch,
         }
+    }
+
+    /// The place of each token in its own example; padding is an example of its own.
+    pub(super) fn positions(&self, ids: &Array2<i32>) -> Array2<i32> {
+        let mut positions = Array2::zeros(ids.raw_dim());
+        for (position, mut out) in positions.outer_iter_mut().enumerate() {
+            let flags = &self.at(position).flags;
+            let columns = self.columns(ids.ncols(), flags.len());
+            let mut place = 0;
+            for (out, flags) in out.slice_mut(s![columns]).iter_mut().zip(&**flags) {
+                place = if flags & flag::STARTS != 0 { 0 } else { place };
+                *out = place;
+                place += 1;
+            }
+        }
+        positions
     }
 
     pub(super) fn token_types(&self, ids: &Array2<i32>) -> Array2<i32> {

@@ -73,11 +73,12 @@ pub struct MissingColumn {
 
 impl fmt::Display for MissingColumn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "has no column {} (--{} names another)",
-            self.wanted, self.flag
-        )
+        write!(f, "has no column {}", self.wanted)?;
+        match self.flag {
+            // No flag names another.
+            "" => Ok(()),
+            flag => write!(f, " (--{flag} names another)"),
+        }
     }
 }
 
@@ -85,8 +86,8 @@ impl fmt::Display for MissingColumn {
 pub fn other_rows(columns: &[String]) -> Option<&'static str> {
     let has = |name: &str| columns.iter().any(|column| column == name);
     (has("chosen") && has("rejected")).then_some(
-        "these are preference pairs (DPO), which xtrain does not train on; to learn the chosen answers alone, rename chosen to \
-         completion (beside prompt) or to messages, and use sft",
+        "these are preference pairs: `xtrain train dpo` and `xtrain train reward` learn from them; to learn the chosen answers \
+         alone, rename chosen to completion (beside prompt) or to messages, and use sft",
     )
 }
 
@@ -285,6 +286,13 @@ pub enum Error {
 
     #[error("{what} has no rows to use")]
     NoRows { what: String },
+
+    #[error(
+        "no example of the training set teaches the model to stop: the loss counts no {end} or other special token at the end of an example \
+         ({rows}). Where --max_seq_length cuts the ends off, set more, or --packing --packing_strategy bfd_split; where the chat template \
+         writes none after the assistant's turns, use one that does; texts without an end are for `xtrain train clm`"
+    )]
+    EndNotLearned { end: String, rows: String },
 
     #[error("--{flag} {length} is more than the model's {positions} positions")]
     TooLong {

@@ -93,7 +93,7 @@ impl<T, E> Source<T, E> {
         } = self.spec.plan;
         let mut rows = order.epoch(rows, epoch);
         if matches!(order, Order::Grouped { .. }) {
-            let length = |row: u32| self.spec.set.rows.length(row as usize);
+            let length = |row: u32| self.spec.set.length(row as usize);
             group_by_length(&mut rows, length, batch_size);
         }
         let order = Arc::new(rows);

@@ -5,7 +5,8 @@
 //!
 //! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those
 //!    `samples`, such as the `texts` of language models.
-//! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation), `chat_template` (conversations).
+//! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation), `chat_template` (conversations),
+//!    `packing` (several examples in a row).
 //! 3. Sets, made once and kept on disk (`prepare`, all of their files or a `share`): `rows`, with
 //!    their `labels`.
 //! 4. Batches: `sampler` (which rows, in which order), `set` (rows to a `batch`; `padding` serves
@@ -25,6 +26,7 @@ mod fuzz;
 mod label;
 pub mod labels;
 pub mod loader;
+pub mod packing;
 pub mod padding;
 pub mod prepare;
 mod queue;

@@ -29,7 +29,7 @@ const GROUPS_PER_THREAD: usize = 8;
 
 /// Counts the ways in which files were read: one more whenever a file gives other rows than before, so
 /// that sets of earlier versions are made again.
-const READING: u32 = 2;
+const READING: u32 = 3;
 
 /// How often a set that is damaged as soon as it is written is made again before that is an error.
 const MOST_MADE: usize = 3;
@@ -212,7 +212,8 @@ impl Job<'_> {
             .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
             .map(|(_, sample)| sample);
         let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
-        let (mut largest, mut truncated) = (0, 0);
+        let (mut largest, mut truncated, mut doubled) = (0, 0, 0);
+        let (mut dropped, mut unlearned) = (0, Vec::new());
         let size = |sample: &Sample| sample.texts.iter().map(String::len).sum();
         self.in_groups(recipe.group(), chosen, size, work, |(read, group)| {
             let written = group.rows.iter().try_for_each(|row| out.push(row));
@@ -220,6 +221,9 @@ impl Job<'_> {
             out.count(read, group.tokens, 0);
             largest = largest.max(group.tokens);
             truncated += group.truncated;
+            dropped += group.dropped;
+            doubled += group.doubled;
+            unlearned.extend(group.unlearned);
             progress.update(out.totals());
             Ok(())
         })?;
@@ -235,11 +239,43 @@ impl Job<'_> {
                 recipe.length()
             );
         }
-        if out.is_empty() {
-            Err(recipe.empty(self.name(), self.share, totals, largest))
-        } else {
-            Ok(())
+        if dropped > 0 && !self.quiet {
+            errln!(
+                "note: {dropped} of {} examples of {} are left out: {}",
+                totals.lines,
+                self.name(),
+                recipe.why_dropped()
+            );
         }
+        if doubled > 0 && !self.quiet {
+            errln!(
+                "note: {doubled} of {} sequences of {} begin with two tokens that begin a text: the second is removed",
+                totals.lines,
+                self.name()
+            );
+        }
+        if out.is_empty() {
+            let name = match unlearned.is_empty() {
+                true => self.name(),
+                false => format!("{} ({})", self.name(), row_numbers(&unlearned)),
+            };
+            return Err(recipe.empty(name, self.share, totals, largest));
+        }
+        if !unlearned.is_empty() && !self.quiet {
+            errln!(
+                "note: {} of {} sequences of {} have nothing to learn within {} tokens{}: {}",
+                unlearned.len(),
+                totals.lines,
+                self.name(),
+                recipe.length(),
+                match recipe.joins_examples() {
+                    true => "",
+                    false => " and are left out",
+                },
+                row_numbers(&unlearned)
+            );
+        }
+        Ok(())
     }
 
     /// Takes `items` in groups, works on groups in parallel, and hands the results on in order. The
@@ -286,6 +322,20 @@ impl Job<'_> {
             results.into_iter().try_for_each(&mut done)?;
         }
     }
+}
+
+/// The first of samples by their index, as people count rows.
+fn row_numbers(samples: &[u64]) -> String {
+    const NAMED: usize = 5;
+    let numbers: Vec<String> = (samples.iter().take(NAMED))
+        .map(|index| (index + 1).to_string())
+        .collect();
+    let rows = if samples.len() == 1 { "row" } else { "rows" };
+    let more = match samples.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{rows} {}{more}", numbers.join(", "))
 }
 
 /// A bar on a terminal; elsewhere one line at the end. Nothing for a file that takes no time

@@ -39,6 +39,8 @@ pub mod flag {
     pub const SECOND: u8 = 4;
     /// Counts in the loss.
     pub const COUNTED: u8 = 8;
+    /// Begins an example, in rows of several.
+    pub const STARTS: u8 = 16;
 }
 
 /// Where a set's rows came from, for a line that tells the user.
@@ -366,10 +368,15 @@ impl Rows {
     }
 
     /// Tokens of a row.
-    pub(super) fn length(&self, row: usize) -> usize {
+    pub fn length(&self, row: usize) -> usize {
         self.header
             .block_size
             .unwrap_or_else(|| self.lengths[row] as usize)
+    }
+
+    /// Tokens of all rows in use.
+    pub fn tokens(&self) -> usize {
+        (0..self.len).map(|row| self.length(row)).sum()
     }
 
     /// Whether the first row is of two texts.

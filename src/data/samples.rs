@@ -55,6 +55,12 @@ pub struct EncodedGroup {
     pub tokens: u64,
     /// Rows that did not fit and were truncated.
     pub truncated: u64,
+    /// Samples that became no row, though nothing is wrong with them.
+    pub dropped: u64,
+    /// The samples, by their index, in which nothing that counts in the loss is left: they have no row.
+    pub unlearned: Vec<u64>,
+    /// Texts of which a second token that begins a text was removed.
+    pub doubled: u64,
 }
 
 /// How a task's files become rows and its rows batches.
@@ -87,13 +93,44 @@ pub trait Recipe: Debug + Send + Sync {
         None
     }
 
+    /// Whether a row holds several examples, each of which begins where a token has
+    /// [`flag::STARTS`](super::rows::flag::STARTS): batches have the place of each token in its own
+    /// example, and no attention mask.
+    fn joins_examples(&self) -> bool {
+        false
+    }
+
     /// Whether the model is given the segment (first or second text) of each token of a pair.
     fn has_segments(&self) -> bool {
         false
     }
 
+    /// Rows that each example is kept as, one after the other.
+    fn kept_rows(&self) -> usize {
+        1
+    }
+
+    /// The kept rows that an example of `examples` is a batch's rows of, by their numbers; of every
+    /// example as many.
+    fn parts(&self, example: u32, _examples: u32) -> Vec<u32> {
+        vec![example]
+    }
+
+    /// Makes the batch rows of one example of the kept rows that [`Recipe::parts`] names.
+    fn join(&self, _rows: &mut [Row]) {}
+
+    /// Tokens of the longest row that a batch can have where the longest that is kept has `kept`.
+    fn longest(&self, kept: usize) -> usize {
+        kept
+    }
+
     /// Writes the labels and the number of targets of a batch whose ids are there; may mask ids.
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch);
+
+    /// Why samples are left out: completes "they are left out because".
+    fn why_dropped(&self) -> String {
+        "nothing of them is to be learned".to_string()
+    }
 
     /// The error for a set without a row, `what` in the user's words; no group had more than
     /// `largest` tokens.

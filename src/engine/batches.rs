@@ -1,6 +1,7 @@
 //! From a set to batches on the device: which shapes there are, what is uploaded, in which order.
 
 use super::error::Error;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_data::batch::{Batch, HostLabels};
 use xtrain_data::loader::{LoadSpec, Loader};
@@ -9,7 +10,8 @@ use xtrain_data::set::Set;
 use xtrain_data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{
-    ATTENTION_MASK, Feed, IGNORED_LABEL, INPUT_IDS, LABELS, Objective, POSITIONS, TOKEN_TYPE_IDS,
+    ATTENTION_MASK, Feed, IGNORED_LABEL, INPUT_IDS, LABELS, LabelledShare, Objective, POSITION_IDS,
+    POSITIONS, TOKEN_TYPE_IDS,
 };
 use xtrain_parallel::Mesh;
 use xtrain_report::memory;
@@ -31,6 +33,8 @@ pub struct BatchForm {
     pub objective: Arc<dyn Objective>,
     /// Batches have an attention mask, `[B, T]`: they can have padding.
     pub attention_mask: bool,
+    /// Batches have the place of each token in its own example, `[B, T]`: rows are packed.
+    pub position_ids: bool,
     /// Batches have token type ids, `[B, T]`: rows are pairs of texts, and the model reads them.
     pub token_type_ids: bool,
     /// Whose replicas each batch is cut for: contiguous rows in their order, as accelerate deals out
@@ -48,7 +52,9 @@ impl BatchForm {
         const TOKEN_BYTES: u64 = 12;
         let tokens = self.lengths.iter().copied().max().unwrap_or(0);
         let rows = (rows as u64).saturating_mul(self.mesh.batch_shards() as u64);
+        let each = self.objective.rows() as u64;
         let needed = rows
+            .saturating_mul(each)
             .saturating_mul(tokens as u64)
             .saturating_mul(TOKEN_BYTES);
         let limit = memory::machine().unwrap_or(u64::MAX).min(1 << 40);
@@ -70,8 +76,9 @@ impl BatchForm {
         self.named.then(|| tokens.to_string().into())
     }
 
-    /// The shapes of batches of `rows` rows a replica, which decide about graphs.
-    pub fn shapes(&self, rows: usize) -> Vec<BatchShape> {
+    /// The shapes of batches of so many examples a replica, which decide about graphs.
+    pub fn shapes(&self, examples: usize) -> Vec<BatchShape> {
+        let rows = examples * self.objective.rows();
         let shape = |tokens: &usize| {
             let mut shape = BatchShape::of(&*self.objective, rows, *tokens);
             if self.attention_mask {
@@ -79,6 +86,9 @@ impl BatchForm {
             }
             if self.token_type_ids {
                 shape = shape.with_token_type_ids();
+            }
+            if self.position_ids {
+                shape = shape.with_position_ids();
             }
             shape.variant = self.variant(*tokens);
             shape
@@ -102,21 +112,26 @@ impl BatchForm {
         let mut feeds = vec![(INPUT_IDS, put.array(DType::S32, &batch.input_ids)?)];
         let shapes = self.objective.feeds(rows, tokens);
         let room = shapes.iter().find(|feed| feed.name == POSITIONS);
+        let numbers = shapes.iter().filter_map(|feed| {
+            let mut known = batch.numbers.iter();
+            known.find(|(name, _)| *name == feed.name)
+        });
         match (&batch.labels, room) {
             (HostLabels::Tokens(labels), Some(Feed { shape, .. })) => {
                 let room = shape.elements();
                 let all = labels.as_slice().expect("batches are contiguous");
+                let distance = self.objective.label_distance();
                 let chosen: Option<Vec<_>> = all
                     .chunks(rows * tokens)
-                    .map(|shard| labelled(shard, room))
+                    .map(|shard| labelled(shard, tokens, distance, room))
                     .collect();
                 if let Some(chosen) = chosen {
                     let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
                     feeds.push((LABELS, put.rows(DType::S32, &ids.concat(), &[room])?));
                     feeds.push((POSITIONS, put.rows(DType::S32, &chosen.concat(), &[room])?));
                 } else {
-                    // Overflow (about one batch in a million): use the graph with logits for every
-                    // token.
+                    // Overflow (about one batch in a million, of data that were sampled a rare one): use
+                    // the graph with logits for every token.
                     variant =
                         Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
                     feeds.push((LABELS, put.array(DType::S32, labels)?));
@@ -132,11 +147,17 @@ impl BatchForm {
                 feeds.push((LABELS, put.array(DType::F32, labels)?));
             }
         }
+        for (name, numbers) in numbers {
+            feeds.push((*name, put.array(DType::F32, numbers)?));
+        }
         if let Some(mask) = &batch.attention_mask {
             feeds.push((ATTENTION_MASK, put.array(DType::Pred, mask)?));
         }
         if let Some(types) = &batch.token_type_ids {
             feeds.push((TOKEN_TYPE_IDS, put.array(DType::S32, types)?));
+        }
+        if let Some(positions) = &batch.position_ids {
+            feeds.push((POSITION_IDS, put.array(DType::S32, positions)?));
         }
         Ok(DeviceBatch {
             feeds,
@@ -215,17 +236,17 @@ impl BatchForm {
     }
 }
 
-/// The positions that have a label, and their labels; filled up to `room` with positions that have
-/// none.
-/// `None` if there is too little.
-fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
+/// The positions that predict a label, `distance` before it in a row of `tokens`, and the labels; filled
+/// up to `room` with positions that predict none. `None` if there is too little.
+fn labelled(
+    labels: &[i32],
+    tokens: usize,
+    distance: usize,
+    room: usize,
+) -> Option<(Vec<i32>, Vec<i32>)> {
     let ignored = IGNORED_LABEL as i32;
-    let with_label = labels
-        .iter()
-        .enumerate()
-        .filter(|(_, label)| **label != ignored);
-    let (mut positions, mut ids): (Vec<i32>, Vec<i32>) = with_label
-        .map(|(position, label)| (position as i32, *label))
+    let (mut positions, mut ids): (Vec<i32>, Vec<i32>) = predicted(labels, tokens, distance)
+        .map(|(place, label)| ((place - distance) as i32, label))
         .unzip();
     if positions.len() > room {
         return None;
@@ -233,6 +254,72 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     positions.resize(room, 0);
     ids.resize(room, ignored);
     Some((positions, ids))
+}
+
+/// The labels of rows of `tokens` that something `distance` before them in their row predicts, with
+/// their places.
+fn predicted(
+    labels: &[i32],
+    tokens: usize,
+    distance: usize,
+) -> impl Iterator<Item = (usize, i32)> + '_ {
+    let places = labels.iter().copied().enumerate();
+    places
+        .filter(move |(place, label)| *label != IGNORED_LABEL as i32 && place % tokens >= distance)
+}
+
+/// Batches that are looked at for how many labels there are.
+const SAMPLED: usize = 256;
+
+/// At most which share of the tokens have a label, by the length of a batch's rows, as its first batches
+/// have it: the most that one of them has, and what five standard deviations above the mean are, which
+/// some batch in three million passes.
+///
+/// # Errors
+/// If a batch cannot be made.
+pub fn labelled_shares(
+    set: &Set,
+    plan: BatchPlan,
+    shards: usize,
+    objective: &dyn Objective,
+) -> trainer::Result<Vec<LabelledShare>> {
+    let distance = objective.label_distance();
+    let count = move |batch: Batch| -> trainer::Result<(usize, Vec<f64>)> {
+        let Some(labels) = batch.labels.tokens() else {
+            return Ok((0, Vec::new()));
+        };
+        let tokens = labels.ncols();
+        let all = labels.as_slice().expect("batches are contiguous");
+        let shard = (all.len() / shards).max(1);
+        let shares = all
+            .chunks(shard)
+            .map(|labels| predicted(labels, tokens, distance).count() as f64 / labels.len() as f64);
+        Ok((tokens, shares.collect()))
+    };
+    let spec = LoadSpec::one_pass(set.clone(), plan);
+    let mut found: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for item in Loader::new(spec, 0, count)
+        .map_err(error_in_batch)?
+        .take(SAMPLED)
+    {
+        let (tokens, shares) = item.map_err(error_in_batch)?;
+        found.entry(tokens).or_default().extend(shares);
+    }
+    let share = |(tokens, shares): (usize, Vec<f64>)| LabelledShare {
+        tokens,
+        share: most_likely(&shares),
+    };
+    Ok(found.into_iter().map(share).collect())
+}
+
+/// What hardly any further number will be above, if it is like these.
+fn most_likely(numbers: &[f64]) -> f64 {
+    let count = numbers.len().max(1) as f64;
+    let mean = numbers.iter().sum::<f64>() / count;
+    let squares = numbers.iter().map(|number| (number - mean).powi(2));
+    let deviation = (squares.sum::<f64>() / count).sqrt();
+    let most = numbers.iter().copied().fold(0.0, f64::max);
+    most.max(mean + 5.0 * deviation).min(1.0)
 }
 
 /// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes
@@ -292,10 +379,23 @@ mod tests {
     #[test]
     fn positions_are_filled_up() {
         assert_eq!(
-            labelled(&[-100, 7, -100, 0], 3),
+            labelled(&[-100, 7, -100, 0], 4, 0, 3),
             Some((vec![1, 3, 0], vec![7, 0, -100]))
         );
-        assert_eq!(labelled(&[-100, 7, -100, 0], 1), None);
+        assert_eq!(labelled(&[-100, 7, -100, 0], 4, 0, 1), None);
+        // Predicted by the token before; nothing is before the first of a row.
+        assert_eq!(
+            labelled(&[5, 7, -100, 0], 2, 1, 3),
+            Some((vec![0, 2, 0], vec![7, 0, -100]))
+        );
+    }
+
+    #[test]
+    fn shares_have_room_for_the_batches_to_come() {
+        assert_eq!(most_likely(&[0.25]), 0.25);
+        assert_eq!(most_likely(&[0.2, 0.4]), 0.8);
+        assert_eq!(most_likely(&[0.5, 1.0]), 1.0);
+        assert_eq!(most_likely(&[]), 0.0);
     }
 
     #[test]
@@ -308,6 +408,7 @@ mod tests {
                 ..Default::default()
             }),
             attention_mask: true,
+            position_ids: false,
             token_type_ids: false,
             mesh: Mesh::single(),
         };

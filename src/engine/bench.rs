@@ -97,6 +97,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         named: false,
         objective,
         attention_mask: false,
+        position_ids: false,
         token_type_ids: false,
         mesh: plan.train.mesh,
     };
@@ -104,6 +105,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         train: form.shapes(*plan.train.flags.batch),
         eval: Vec::new(),
         accumulation: 1,
+        of_reference: false,
     };
     let mut ahead = Ahead {
         session: &mut session,
@@ -316,6 +318,8 @@ fn random_batch(
         input_ids,
         attention_mask: None,
         token_type_ids: None,
+        numbers: Vec::new(),
+        position_ids: None,
         examples: rows,
         tokens: rows * tokens,
         epoch: 0,

@@ -35,6 +35,7 @@ impl Run {
         split: Split,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Evaluation, Error> {
+        self.add_reference()?;
         let set = self.prepared(split).cloned();
         let set = set.expect("a run that evaluates has validation data");
         let evaluation = self.pass(&set, stopped)?;

@@ -28,6 +28,7 @@ mod precompile;
 mod process;
 pub mod profile;
 pub mod push;
+mod reference;
 pub mod resume;
 mod run;
 mod saved;

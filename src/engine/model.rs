@@ -2,6 +2,7 @@
 
 use super::error::{Error, failed};
 use serde_json::{Map, Value, json};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use xtrain_cache::Origin;
 use xtrain_checkpoint::hf::{ADAPTER_CONFIG_FILE, Form};
@@ -367,6 +368,39 @@ impl LoadedModel {
                 .map_err(failed("loading the adapter")),
             None => Ok(()),
         }
+    }
+
+    /// Identifies the weights that [`LoadedModel::place`] puts on the device, with what is computed by
+    /// them: its configuration, and each tensor's content or, of new weights, the seed.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn digest(&self, seed: u64) -> Result<String, Error> {
+        let config = json!(self.model.config().values()).to_string();
+        let mut hasher = hash::HashingWriter::new(std::io::sink());
+        let mut add = |bytes: &[u8]| hasher.write_all(bytes).expect("a sink takes everything");
+        add(config.as_bytes());
+        match &self.weights {
+            Some((weights, _)) => {
+                let mut tensors: Vec<_> = weights.iter().collect();
+                tensors.sort_by(|a, b| a.name.cmp(b.name));
+                for tensor in tensors {
+                    add(format!("{} {}\n", tensor.name, tensor.shape).as_bytes());
+                    add(tensor.bytes);
+                }
+            }
+            None => add(format!("seed {seed}").as_bytes()),
+        }
+        // One that is new changes nothing yet.
+        if let Some(adapter) = &self.adapter {
+            add(format!("adapter {:?}\n", self.model.adapter()).as_bytes());
+            for tensor in adapter.iter() {
+                add(format!("{} {}\n", tensor.name, tensor.shape).as_bytes());
+                add(tensor.bytes);
+            }
+        }
+        let (_, _, digest) = hasher.finish();
+        Ok(hash::hex(&digest))
     }
 
     /// Puts what a checkpoint has on the device: the whole model, or an adapter on top of its model.

@@ -189,7 +189,7 @@ impl Run {
             Some((format!("the {name} set"), print))
         });
         check_alike(group.as_deref(), "data", &prints.collect())?;
-        let run = Run {
+        let mut run = Run {
             plan,
             tokenizer,
             loaded,
@@ -205,6 +205,7 @@ impl Run {
             evaluated: None,
             _output_lock: output_lock,
         };
+        run.look_at_labels()?;
         let (form, settings) = (run.form(), &run.plan.train);
         if run.plan.do_train {
             let rows = settings.per_device_train_batch_size;
@@ -215,6 +216,23 @@ impl Run {
             form.check_rows(rows, "--per_device_eval_batch_size")?;
         }
         Ok(run)
+    }
+
+    /// Has the objective compute logits where its sets have labels alone.
+    fn look_at_labels(&mut self) -> Result<(), Error> {
+        let shards = self.session.mesh().batch_shards();
+        let eval_rows = *self.plan.train.flags.per_device_eval_batch_size * shards;
+        let mut sets = Vec::new();
+        if let Some(set) = &self.train {
+            sets.push((set.clone(), self.batch_plan(set)?));
+        }
+        for set in self.sets(Split::Validation) {
+            // As evaluations cut it.
+            let plan = BatchPlan::new(set.len(), eval_rows, false, Order::Sequential);
+            sets.push((set.clone(), plan.map_err(failed("counting labels"))?));
+        }
+        let sets: Vec<(&Set, BatchPlan)> = sets.iter().map(|(set, plan)| (set, *plan)).collect();
+        self.task.look_at_labels(&sets, shards)
     }
 
     /// What decides the run's graphs besides its model and its data.
@@ -233,7 +251,7 @@ impl Run {
                 .flat_map(|split| self.sets(split))
                 .collect()
         };
-        self.task.form(&sets, self.session.mesh())
+        self.task.form(&sets, Split::Train, self.session.mesh())
     }
 
     /// One of the prepared sets.
@@ -273,7 +291,7 @@ impl Run {
         let mesh = self.session.mesh();
         let shapes = |wanted: bool, split: Split, rows: usize| {
             if wanted {
-                self.task.form(&self.sets(split), mesh).shapes(rows)
+                self.task.form(&self.sets(split), split, mesh).shapes(rows)
             } else {
                 Vec::new()
             }
@@ -288,6 +306,7 @@ impl Run {
                 shapes(self.plan.do_predict, Split::Test, eval_batch)
             },
             accumulation: *settings.flags.gradient_accumulation_steps,
+            of_reference: true,
         }
     }
 
@@ -435,10 +454,10 @@ fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
     let Some(rule) = &settings.best else {
         return Ok(());
     };
-    Ok(config::metric_is_known(
-        &rule.metric,
-        &task.metrics().names(),
-    )?)
+    let mut known = task.metrics().names();
+    let measured = task.objective.measures().iter();
+    known.extend(measured.map(|name| name.to_string()));
+    Ok(config::metric_is_known(&rule.metric, &known)?)
 }
 
 /// The settings that shape all graphs of a run, by the names that the user knows. What is fed

@@ -2,17 +2,19 @@
 //! the plan, the tokenizer and the model's configuration; nothing is tokenized before a set is
 //! asked for.
 
-use super::batches::BatchForm;
+use super::batches::{BatchForm, labelled_shares};
 use super::error::{Error, failed};
 use super::model::{LoadedModel, ModelConfig};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{self as config, Flags, RunPlan, TaskPlan};
 use xtrain_data::padding::Padding;
+use xtrain_data::sampler::BatchPlan;
 use xtrain_data::stream::StreamSpec;
 use xtrain_data::{HostLabels, LabelMap, Set, Tokenizer};
 use xtrain_graphs::Tensor;
-use xtrain_models::{Config, Model, Objective, Predictions};
+use xtrain_models::{Config, HeadKind, LabelledShare, Model, Objective, Predictions};
 use xtrain_parallel::Mesh;
 use xtrain_report::progress::say;
 use xtrain_tasks::{self as tasks, Context, Labelled, Predicted, RunLabels, Split, Task};
@@ -220,6 +222,9 @@ pub fn load_task(
         }
     }
     let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
+    if task.labelled().is_none() && task.head(None) == HeadKind::REGRESSION {
+        set_padding(&mut read.config, &tokenizer)?;
+    }
     let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;
     tokenizer
         .check_vocab(loaded.model.vocab_size())
@@ -252,6 +257,8 @@ impl Metrics for LossOnly {
 /// A task whose lengths and labels are decided.
 pub struct TaskData {
     plan: TaskPlan,
+    /// The task as it reads sets to evaluate on, where that is otherwise.
+    evaluation: Option<Box<dyn Task>>,
     flags: Arc<Flags>,
     context: Context,
     /// What the model is trained for: the task's own, unless a program puts another one here before
@@ -284,6 +291,7 @@ impl TaskData {
         let smoothing = *run.train.flags.label_smoothing_factor;
         let task = TaskData {
             objective: plan.objective(label_map, smoothing),
+            evaluation: plan.of_evaluation(),
             plan,
             flags: run.train.flags.clone(),
             context: Context {
@@ -366,7 +374,56 @@ impl TaskData {
             Split::Test => "preparing the test set",
             Split::TestMismatched => "preparing the mismatched test set",
         };
-        tasks::set(&*self.plan, &self.context, split).map_err(failed(doing))
+        let set = tasks::set(&*self.plan, &self.context, split).map_err(failed(doing))?;
+        let task = self.task_of(split);
+        if split == Split::Train {
+            let checked = task.check_set(&self.context, &set);
+            checked.map_err(failed("looking at the training set"))?;
+        }
+        if let Some(summary) = task.summary(&set) {
+            let what = doing.trim_start_matches("preparing ");
+            say(&format!("note: {what}: {summary}"));
+        }
+        Ok(set)
+    }
+
+    /// The task as it reads a split's set.
+    fn task_of(&self, split: Split) -> &dyn Task {
+        match &self.evaluation {
+            Some(task) if split != Split::Train => &**task,
+            _ => &*self.plan,
+        }
+    }
+
+    /// Has the objective compute logits where there are labels alone, as many as `sets` have, each with
+    /// its batches, for replicas that share a batch between `shards`.
+    ///
+    /// # Errors
+    /// If a batch cannot be made.
+    pub fn look_at_labels(
+        &mut self,
+        sets: &[(&Set, BatchPlan)],
+        shards: usize,
+    ) -> Result<(), Error> {
+        let mut shares: BTreeMap<usize, f64> = BTreeMap::new();
+        if !self.plan.leaves_labels_out() || self.objective.for_data(&[]).is_none() {
+            return Ok(());
+        }
+        for (set, plan) in sets {
+            let found = labelled_shares(set, *plan, shards, &*self.objective);
+            for found in found.map_err(failed("counting labels"))? {
+                let share = shares.entry(found.tokens).or_default();
+                *share = share.max(found.share);
+            }
+        }
+        let shares = shares.into_iter();
+        let shares: Vec<LabelledShare> = shares
+            .map(|(tokens, share)| LabelledShare { tokens, share })
+            .collect();
+        if let Some(objective) = self.objective.for_data(&shares) {
+            self.objective = objective;
+        }
+        Ok(())
     }
 
     /// The files of predictions: the usual one with its name and its text, then what a script would
@@ -401,7 +458,18 @@ impl TaskData {
 
     /// Every length that a batch can have, whatever the data.
     fn lengths(&self) -> Result<Vec<usize>, Error> {
-        let Some(padding) = self.plan.padding() else {
+        let tasks = [Some(&*self.plan), self.evaluation.as_deref()];
+        let mut all = Vec::new();
+        for task in tasks.into_iter().flatten() {
+            all.extend(self.lengths_of(task)?);
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    fn lengths_of(&self, task: &dyn Task) -> Result<Vec<usize>, Error> {
+        let Some(padding) = task.padding() else {
             return Ok(vec![self.context.length]);
         };
         // What is padded with does not matter here.
@@ -410,25 +478,27 @@ impl TaskData {
             .map_err(|error| Error::usage(error.to_string(), "change the list"))
     }
 
-    /// What batches look like for the replicas of a mesh; `sets` are those that have been prepared,
-    /// none where no data is read.
-    pub fn form(&self, sets: &[&Set], mesh: Mesh) -> BatchForm {
-        let all = self
-            .lengths()
-            .expect("checked when the task was made ready");
+    /// What a split's batches look like for the replicas of a mesh; `sets` are those that have been
+    /// prepared, none where no data is read.
+    pub fn form(&self, sets: &[&Set], split: Split, mesh: Mesh) -> BatchForm {
+        let task = self.task_of(split);
+        let (all, of_split) = (self.lengths(), self.lengths_of(task));
+        let [all, of_split] = [all, of_split].map(|it| it.expect("checked when the task was made"));
+        let joins = task.joins_examples();
         // Lengths that no batch can have need no graph.
         let named = all.len() > 1;
         let used: Vec<usize> = sets.iter().flat_map(|set| set.lengths()).collect();
-        let lengths = all
-            .into_iter()
-            .filter(|length| used.is_empty() || used.contains(length))
-            .collect();
+        let lengths = match used.is_empty() {
+            true => of_split,
+            false => all.into_iter().filter(|it| used.contains(it)).collect(),
+        };
         let pairs = self.plan.has_pairs() && self.context.tokenizer.has_segments();
         BatchForm {
             lengths,
             named,
             objective: self.objective.clone(),
-            attention_mask: self.plan.padding().is_some(),
+            attention_mask: task.padding().is_some() && !joins,
+            position_ids: joins,
             token_type_ids: match sets.first() {
                 Some(set) => set.has_token_type_ids(),
                 None => self.segments.unwrap_or(pairs),

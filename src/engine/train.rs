@@ -38,7 +38,9 @@ use xtrain_trainer::hooks::{
 };
 use xtrain_trainer::interrupt::Interrupt;
 use xtrain_trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
-use xtrain_trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
+use xtrain_trainer::run_state::{
+    CheckpointHistory, MeasuredTotals, RunLog, RunState, RunningTotals,
+};
 use xtrain_trainer::session::Session;
 use xtrain_trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen};
 use xtrain_trainer::{matmul_peak, parameters, replicas};
@@ -65,6 +67,7 @@ impl Run {
             clean_output_dir(&self.plan.train.output_dir)
                 .map_err(failed("cleaning up after a killed run"))?;
         }
+        self.add_reference()?;
         let (length, schedule) = self.length()?.expect("the plan trains");
         let train = &mut self.plan.train;
         for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
@@ -380,6 +383,9 @@ fn run_state(
     let totals = resumed
         .map(|saved| RunningTotals::from_map(&saved.state.accumulators))
         .unwrap_or_default();
+    let measured = resumed
+        .map(|saved| MeasuredTotals::from_map(&saved.state.accumulators))
+        .unwrap_or_default();
     let counts = *settings.flags.include_num_input_tokens_seen != TokensSeen::No;
     log.tokens_seen = counts.then_some(totals.tokens_seen as u64);
     let stale = if resumed.is_none() && writes {
@@ -390,6 +396,7 @@ fn run_state(
     Ok(RunState {
         log,
         totals,
+        measured,
         best: settings.best.clone().map(|rule| match resumed {
             Some(saved) => Best::resume(rule, &saved.trainer_state),
             None => Best::new(rule),

@@ -75,7 +75,8 @@ pub struct TrainRecord {
     pub learning_rate: f64,
     /// `None` where the loss is not scaled.
     pub scaling: Option<ScalingRecord>,
-    /// What the objective measured in the last step, by name.
+    /// What the objective measured, by name: means over the optimizer steps since the last record that
+    /// had one; NaN of none.
     pub measured: Vec<(&'static str, f64)>,
     pub epoch: f64,
     /// Input tokens since the run began, if they are counted.

@@ -78,7 +78,10 @@ impl Task for ClmDataSettings {
     }
 
     fn objective(&self, _labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
-        Arc::new(NextToken { smoothing })
+        Arc::new(NextToken {
+            smoothing,
+            ..NextToken::default()
+        })
     }
 
     fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
@@ -107,7 +110,7 @@ impl Task for ClmDataSettings {
     }
 
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
-        Box::<TokenAccuracy>::default()
+        Box::new(TokenAccuracy::new(true))
     }
 
     fn graph_settings(&self, context: &Context, _lengths: &[usize]) -> Vec<(&'static str, String)> {
@@ -191,6 +194,7 @@ impl Recipe for Blocks {
             rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
             tokens: ids.len() as u64,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 
@@ -260,6 +264,7 @@ impl Recipe for Windows {
             rows,
             tokens: ids.len() as u64,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 

@@ -49,9 +49,20 @@ pub fn too_short(
 }
 
 /// The share of the labels that were the likeliest token. Counted on the device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TokenAccuracy {
     correct: f64,
+    has_perplexity: bool,
+}
+
+impl TokenAccuracy {
+    /// Of an evaluation whose loss is the cross-entropy, which has a perplexity, or another one.
+    pub fn new(is_cross_entropy: bool) -> TokenAccuracy {
+        TokenAccuracy {
+            correct: 0.0,
+            has_perplexity: is_cross_entropy,
+        }
+    }
 }
 
 impl Metrics for TokenAccuracy {
@@ -68,6 +79,6 @@ impl Metrics for TokenAccuracy {
     }
 
     fn has_perplexity(&self) -> bool {
-        true
+        self.has_perplexity
     }
 }

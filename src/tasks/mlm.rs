@@ -128,7 +128,7 @@ impl Task for MlmDataSettings {
     }
 
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
-        Box::<TokenAccuracy>::default()
+        Box::new(TokenAccuracy::new(true))
     }
 
     fn graph_settings(&self, context: &Context, lengths: &[usize]) -> Vec<(&'static str, String)> {
@@ -163,6 +163,7 @@ impl MaskedLines {
             tokens: rows.iter().map(|row| row.ids.len() as u64).sum(),
             rows,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 
@@ -191,6 +192,7 @@ impl MaskedLines {
             rows: rows.collect(),
             tokens: all.ids.len() as u64,
             truncated: 0,
+            ..EncodedGroup::default()
         })
     }
 }

@@ -9,15 +9,19 @@
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod answers;
 pub mod clm;
 pub mod cls;
 mod columns;
+pub mod dpo;
 mod estimates;
 mod glue;
+pub mod kto;
 mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
+pub mod reward;
 pub mod sft;
 pub mod token_cls;
 
@@ -38,8 +42,11 @@ use xtrain_trainer::evaluate::Metrics;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
+pub use dpo::DpoDataSettings;
 pub use glue::Glue;
+pub use kto::KtoDataSettings;
 pub use mlm::MlmDataSettings;
+pub use reward::RewardDataSettings;
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
@@ -50,6 +57,12 @@ pub enum TaskPlan {
     Clm(ClmDataSettings),
     /// Supervised fine-tuning.
     Sft(SftDataSettings),
+    /// Preference optimization on pairs.
+    Dpo(DpoDataSettings),
+    /// Reward modelling.
+    Reward(RewardDataSettings),
+    /// Learning from good and bad answers.
+    Kto(KtoDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -65,6 +78,9 @@ impl Deref for TaskPlan {
         match self {
             TaskPlan::Clm(task) => task,
             TaskPlan::Sft(task) => task,
+            TaskPlan::Dpo(task) => task,
+            TaskPlan::Reward(task) => task,
+            TaskPlan::Kto(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,
@@ -107,6 +123,34 @@ pub trait Task: Debug + Send + Sync {
     /// Whether rows are known to be pairs of texts before a file is read.
     fn has_pairs(&self) -> bool {
         false
+    }
+
+    /// Whether a row holds several examples ([`Recipe::joins_examples`]).
+    fn joins_examples(&self) -> bool {
+        false
+    }
+
+    /// The task as it reads sets to evaluate on, where that is otherwise than its training set.
+    fn of_evaluation(&self) -> Option<Box<dyn Task>> {
+        None
+    }
+
+    /// Whether many tokens may have no label, so that counting those that have one pays.
+    fn leaves_labels_out(&self) -> bool {
+        false
+    }
+
+    /// Looks at a training set before the first step.
+    ///
+    /// # Errors
+    /// What it has is nothing to train on.
+    fn check_set(&self, _context: &Context, _set: &Set) -> Result<()> {
+        Ok(())
+    }
+
+    /// What a user should know of a set that was made.
+    fn summary(&self, _set: &Set) -> Option<String> {
+        None
     }
 
     /// The head that its model has.
@@ -384,6 +428,8 @@ impl Split {
 /// # Errors
 /// There is no file, a file cannot be read or has a bad row, or the tokenizer does not suit.
 pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
+    let of_evaluation = task.of_evaluation().filter(|_| split != Split::Train);
+    let task = of_evaluation.as_deref().unwrap_or(task);
     let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
     let source = task.source();
@@ -429,7 +475,8 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         quiet: context.quiet,
     };
     let rows = job.prepare(&*recipe)?;
-    Ok(Set::new(rows.take(most.unwrap_or(usize::MAX)), recipe))
+    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
+    Ok(Set::new(rows.take(most), recipe))
 }
 
 /// The samples that the rows of a test set come from, in their order.

@@ -2,7 +2,12 @@
 //! a prompt with its completion, or a conversation that the model's chat template makes a text of.
 
 mod borders;
+mod encoder;
+mod ends;
+mod piece;
 mod turns;
+
+pub(crate) use borders::common;
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,19 +20,21 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task};
+use encoder::Encoder;
 use turns::Conversation;
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::formats::cell::Cell;
 use xtrain_data::formats::input::Bookmark;
 use xtrain_data::formats::table::{Row as TableRow, Table};
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::padding::Padding;
 use xtrain_data::rows::{Totals, flag};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::share::Share;
 use xtrain_data::texts::not_text;
 use xtrain_data::{
-    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result, Row,
-    Sample, SampleFile, Tokenizer,
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result,
+    Sample, SampleFile, Set,
 };
 use xtrain_trainer::evaluate::Metrics;
 
@@ -40,9 +47,6 @@ const PROMPT: &str = "prompt";
 const COMPLETION: &str = "completion";
 /// Those that a template reads besides the messages.
 const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kwargs"];
-
-/// Examples that a thread takes at a time.
-const GROUP: usize = 256;
 
 /// Supervised fine-tuning.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +62,20 @@ pub struct SftDataSettings {
     pub completion_only_loss: bool,
     /// Of a conversation, the loss is that of the assistant's turns alone.
     pub assistant_only_loss: bool,
+    /// How examples are put together into rows; `None`: each is a row of its own.
+    pub packing: Option<PackingStrategy>,
+    /// The same of sets to evaluate on.
+    pub eval_packing: Option<PackingStrategy>,
+    /// The loss of each token is multiplied with its probability (see
+    /// [`NextToken::weighs_by_probability`]).
+    pub weighs_by_probability: bool,
 }
+
+/// Packed rows are as long as they may be.
+static FULL_LENGTH: PaddingSettings = PaddingSettings {
+    pad_to_max_length: true,
+    pad_to_bucket: Vec::new(),
+};
 
 impl Task for SftDataSettings {
     fn name(&self) -> &'static str {
@@ -82,7 +99,26 @@ impl Task for SftDataSettings {
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {
-        Some(&self.padding)
+        Some(match self.packing {
+            Some(_) => &FULL_LENGTH,
+            None => &self.padding,
+        })
+    }
+
+    fn joins_examples(&self) -> bool {
+        self.packing.is_some()
+    }
+
+    fn leaves_labels_out(&self) -> bool {
+        true
+    }
+
+    fn of_evaluation(&self) -> Option<Box<dyn Task>> {
+        let evaluates = SftDataSettings {
+            packing: self.eval_packing,
+            ..self.clone()
+        };
+        (self.packing != self.eval_packing).then(|| Box::new(evaluates) as Box<dyn Task>)
     }
 
     fn head(&self, _labels: Option<&LabelMap>) -> HeadKind {
@@ -90,15 +126,28 @@ impl Task for SftDataSettings {
     }
 
     fn objective(&self, _labels: Option<&LabelMap>, smoothing: f64) -> Arc<dyn Objective> {
-        Arc::new(NextToken { smoothing })
+        Arc::new(NextToken {
+            smoothing,
+            weighs_by_probability: self.weighs_by_probability,
+            ..NextToken::default()
+        })
     }
 
     fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
         let pad_id = context.tokenizer.pad_id().ok_or(Error::NoPadToken)?;
         Ok(Arc::new(Examples {
-            padding: Padding::new(&self.padding, context.length, pad_id, false)?,
-            tokenizer: context.tokenizer.clone(),
-            length: context.length,
+            padding: Padding::new(
+                self.padding().unwrap_or(&self.padding),
+                context.length,
+                pad_id,
+                false,
+            )?,
+            encoder: Encoder {
+                begin: context.tokenizer.bos_id(),
+                tokenizer: context.tokenizer.clone(),
+                length: context.length,
+                packing: self.packing,
+            },
             settings: self.clone(),
         }))
     }
@@ -108,6 +157,7 @@ impl Task for SftDataSettings {
             "max_length": context.length,
             "completion_only": self.completion_only_loss,
             "assistant_only": self.assistant_only_loss,
+            "packing": self.packing.map(PackingStrategy::name),
             "end": context.tokenizer.eos_id(),
             // One that is damaged is an error where files are opened.
             "templates": ChatTemplate::key(&context.tokenizer),
@@ -115,7 +165,7 @@ impl Task for SftDataSettings {
     }
 
     fn stream_key(&self, context: &Context) -> String {
-        format!("sft {} {:?}", self.set_key(context, true), self.padding)
+        format!("sft {} {:?}", self.set_key(context, true), self.padding())
     }
 
     fn splits_at_random(&self) -> bool {
@@ -129,8 +179,28 @@ impl Task for SftDataSettings {
         (self.assistant_only_loss && !has_tags).then(|| note.to_string())
     }
 
+    fn check_set(&self, context: &Context, set: &Set) -> Result<()> {
+        match context.tokenizer.eos_id() {
+            Some(end) => ends::check(&context.tokenizer, end, &set.rows),
+            None => Ok(()),
+        }
+    }
+
+    fn summary(&self, set: &Set) -> Option<String> {
+        let strategy = self.packing?;
+        let (rows, tokens) = (set.len(), set.rows.tokens());
+        let length = set.lengths().last().copied().unwrap_or(1);
+        let waste = 1.0 - tokens as f64 / (rows * length) as f64;
+        Some(format!(
+            "{} examples of {tokens} tokens are packed ({}) into {rows} rows of {length}, of which {:.1} % is padding",
+            set.rows.totals().lines,
+            strategy.name(),
+            100.0 * waste
+        ))
+    }
+
     fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
-        Box::<TokenAccuracy>::default()
+        Box::new(TokenAccuracy::new(!self.weighs_by_probability))
     }
 }
 
@@ -195,18 +265,6 @@ struct Columns {
 struct Pieces {
     texts: Vec<String>,
     labels: Vec<Option<Label>>,
-}
-
-/// Bits of a piece's label.
-mod piece {
-    /// Its tokens count in the loss.
-    pub const COUNTED: u32 = 1;
-    /// The chat template wrote it, with all special tokens.
-    pub const RENDERED: u32 = 2;
-    /// No piece of the text but another one: tokens that both begin with do not count.
-    pub const PROMPT: u32 = 4;
-    /// No piece either, but the places between generation tags, outside of which nothing counts.
-    pub const TAGS: u32 = 8;
 }
 
 impl Pieces {
@@ -419,16 +477,8 @@ fn tag_places(places: &[Range<usize>]) -> Result<String, String> {
     Ok(places.collect::<Vec<_>>().join(" "))
 }
 
-/// What [`tag_places`] wrote.
-fn read_tag_places(text: &str) -> impl Iterator<Item = Range<usize>> {
-    text.split(' ').filter_map(|place| {
-        let (start, end) = place.split_once('-')?;
-        Some(start.parse().ok()?..end.parse().ok()?)
-    })
-}
-
 /// The messages of a cell's list.
-fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
+pub(super) fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
     if turns.is_empty() {
         return Err(format!("column {column:?} has no messages"));
     }
@@ -455,149 +505,47 @@ fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
     turns.into_iter().enumerate().map(message).collect()
 }
 
-/// Examples as rows, one each.
+/// Examples as rows, one each or packed.
 #[derive(Debug)]
 struct Examples {
     settings: SftDataSettings,
-    tokenizer: Tokenizer,
-    length: usize,
+    encoder: Encoder,
     padding: Padding,
-}
-
-impl Examples {
-    /// The ids of a text, with the special tokens that the tokenizer adds unless the template has
-    /// written them.
-    fn ids(&self, text: &str, is_rendered: bool) -> Result<Vec<u32>> {
-        if is_rendered {
-            self.tokenizer.encode(text)
-        } else {
-            self.tokenizer.encode_with_special_tokens(text)
-        }
-    }
-
-    /// An example's row, and its tokens before it was cut.
-    fn row(&self, sample: &Sample) -> Result<(Row, usize)> {
-        let kinds = sample.labels.iter().flatten();
-        let kinds = kinds.map(|label| label.as_class() as u32);
-        let (mut texts, mut pieces) = (Vec::new(), Vec::new());
-        let (mut prompt, mut tags) = (None, None);
-        for (text, kind) in sample.texts.iter().zip(kinds) {
-            match kind {
-                piece::PROMPT => prompt = Some(text),
-                piece::TAGS => tags = Some(text),
-                kind => {
-                    texts.push(text.clone());
-                    pieces.push(kind);
-                }
-            }
-        }
-        let is_rendered = pieces.iter().any(|kind| kind & piece::RENDERED != 0);
-        let encode = |text: &str| self.ids(text, is_rendered);
-        let (mut ids, starts) = borders::borders(&self.tokenizer, &texts, encode)?;
-        let mut flags = vec![0; ids.len()];
-        let mut end = ids.len();
-        for (start, kind) in starts.into_iter().zip(&pieces).rev() {
-            if kind & piece::COUNTED != 0 {
-                flags[start..end].fill(flag::COUNTED);
-            }
-            end = start;
-        }
-        if let Some(tags) = tags {
-            let is_marked = self.marked(&texts.concat(), &ids, tags)?;
-            for (flags, is_marked) in flags.iter_mut().zip(is_marked) {
-                *flags = if is_marked { *flags } else { 0 };
-            }
-        }
-        if let Some(prompt) = prompt {
-            let shared = borders::common(&ids, &encode(prompt)?);
-            flags[..shared].fill(0);
-        }
-        // Nothing comes before the first token that could predict it.
-        if let Some(first) = flags.first_mut() {
-            *first = 0;
-        }
-        let tokens = ids.len();
-        ids.truncate(self.length);
-        flags.truncate(self.length);
-        let row = Row {
-            flags: flags.into(),
-            ..Row::of_ids(&ids)
-        };
-        Ok((row, tokens))
-    }
-
-    /// Which tokens stand between generation tags, as `return_assistant_tokens_mask` has them: from
-    /// the first that has the first character, up to the first that has the last one.
-    fn marked(&self, text: &str, ids: &[u32], places: &str) -> Result<Vec<bool>> {
-        let (found, offsets) = self.tokenizer.encode_with_offsets(text)?;
-        let bytes: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        let token = |character: usize| {
-            let at = bytes.get(character)?;
-            offsets.iter().position(|token| token.contains(at))
-        };
-        let mut marked = vec![false; ids.len()];
-        for place in read_tag_places(places) {
-            let Some(start) = token(place.start) else {
-                break;
-            };
-            let end = match token(place.end - 1) {
-                None | Some(0) => ids.len(),
-                Some(last) => last + 1,
-            };
-            if start < end {
-                marked[start..end].fill(true);
-            }
-        }
-        if found != ids || !marked.contains(&true) {
-            return Err(Error::ChatTemplate {
-                place: format!("{:?}", text.chars().take(60).collect::<String>()),
-                reason: "no token stands between {% generation %} and {% endgeneration %}"
-                    .to_string(),
-            });
-        }
-        Ok(marked)
-    }
 }
 
 impl Recipe for Examples {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
         let (table, columns) = self.settings.open(path, count)?;
-        let end = self.tokenizer.eos_id();
+        let end = self.encoder.tokenizer.eos_id();
         Ok(Box::new(ExampleFile {
             table,
             columns,
-            template: ChatTemplate::of(&self.tokenizer)?,
+            template: ChatTemplate::of(&self.encoder.tokenizer)?,
             end: end
-                .and_then(|id| self.tokenizer.token(id))
+                .and_then(|id| self.encoder.tokenizer.token(id))
                 .unwrap_or_default(),
             settings: self.settings.clone(),
         }))
     }
 
     fn group(&self) -> usize {
-        GROUP
+        self.encoder.group()
     }
 
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
-        let mut group = EncodedGroup::default();
-        for sample in samples {
-            let (row, tokens) = self.row(sample)?;
-            group.tokens += tokens as u64;
-            group.truncated += u64::from(tokens > self.length);
-            // What counts may have been cut off.
-            if row.flags.contains(&flag::COUNTED) {
-                group.rows.push(row);
-            }
-        }
-        Ok(group)
+        self.encoder.encode(samples)
     }
 
     fn length(&self) -> usize {
-        self.length
+        self.encoder.length
     }
 
     fn padding(&self) -> Option<&Padding> {
         Some(&self.padding)
+    }
+
+    fn joins_examples(&self) -> bool {
+        self.encoder.packing.is_some()
     }
 
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
@@ -623,7 +571,7 @@ impl Recipe for Examples {
         } else {
             format!(
                 "{what}, in which nothing to learn begins within --max_seq_length {} (set more, unless the chat template leaves it out),",
-                self.length
+                self.encoder.length
             )
         };
         Error::NoRows { what }

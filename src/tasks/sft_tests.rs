@@ -5,8 +5,8 @@ use crate::test_support::context;
 use crate::{Split, set};
 use std::fs;
 use std::path::PathBuf;
-use xtrain_data::Position;
 use xtrain_data::settings::TableSettings;
+use xtrain_data::{Position, Tokenizer};
 
 fn data(name: &str) -> PathBuf {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
@@ -37,6 +37,9 @@ fn settings(dir: &Path, text: &str, flags: &Value) -> SftDataSettings {
         padding: PaddingSettings::default(),
         completion_only_loss: flag("completion_only_loss", true),
         assistant_only_loss: flag("assistant_only_loss", false),
+        packing: None,
+        eval_packing: None,
+        weighs_by_probability: false,
     }
 }
 
@@ -214,4 +217,113 @@ fn conversations_of_sharegpt_are_those_of_messages() {
             assert_eq!(found, wanted, "{key} {role} {column:?}");
         }
     }
+}
+
+/// The mask of the assistant's turns goes through packing: what counts in a packed row is what counts in
+/// the examples by themselves, whose places begin at 0 again.
+#[test]
+fn packed_rows_count_what_their_examples_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}{% else %}A: {% generation %}{{ m.content }}\
+                    <|endoftext|>{% endgeneration %}{% endif %}{% endfor %}";
+    let tokenizer = tokenizer(dir.path(), Some(template));
+    let row = |words: usize| {
+        json!({"messages": [
+            {"role": "user", "content": vec!["tea"; words].join(" ")},
+            {"role": "assistant", "content": vec!["no"; 1 + words % 3].join(" ")},
+        ]})
+    };
+    let text: String = (2..9).map(|words| format!("{}\n", row(words))).collect();
+    let apart = settings(dir.path(), &text, &json!({"assistant_only_loss": true}));
+    let length = 64;
+    let alone = made(&apart, &tokenizer, length).unwrap();
+    for strategy in [PackingStrategy::Bfd, PackingStrategy::BfdSplit] {
+        let packed = SftDataSettings {
+            packing: Some(strategy),
+            eval_packing: Some(strategy),
+            ..apart.clone()
+        };
+        let set = set(
+            &packed,
+            &context(&packed, &tokenizer, length, None),
+            Split::Train,
+        )
+        .unwrap();
+        assert!(set.len() < alone.len() && set.lengths() == [length]);
+        let mut found = Vec::new();
+        for row in 0..set.len() as u32 {
+            let batch = set.batch(&[row], 2, Position::default()).unwrap();
+            assert!(batch.attention_mask.is_none());
+            let positions = batch.position_ids.unwrap();
+            let labels = batch.labels.tokens().unwrap();
+            assert!(labels.row(1).iter().all(|label| *label == -100));
+            for column in 0..batch.tokens {
+                if positions[[0, column]] == 0 {
+                    found.push((Vec::new(), Vec::new()));
+                }
+                let (ids, of): &mut (Vec<i32>, Vec<i32>) = found.last_mut().unwrap();
+                assert_eq!(positions[[0, column]] as usize, ids.len());
+                ids.push(batch.input_ids[[0, column]]);
+                of.push(labels[[0, column]]);
+            }
+            assert!(
+                positions
+                    .row(0)
+                    .iter()
+                    .skip(batch.tokens)
+                    .all(|place| *place == 0)
+            );
+        }
+        let mut alone = alone.clone();
+        alone.sort();
+        found.sort();
+        assert_eq!(found, alone, "{strategy:?}");
+    }
+    // Concatenated, rows are one example, and the first token of a text is learned from the one before.
+    let wrapped = SftDataSettings {
+        packing: Some(PackingStrategy::Wrapped),
+        ..settings(dir.path(), &"{\"text\": \"tea\"}\n".repeat(3), &json!({}))
+    };
+    let set = set(
+        &wrapped,
+        &context(&wrapped, &tokenizer, 64, None),
+        Split::Train,
+    )
+    .unwrap();
+    let batch = set.batch(&[0], 1, Position::default()).unwrap();
+    assert_eq!((set.len(), batch.targets), (1, batch.tokens - 1));
+    let positions = batch.position_ids.unwrap();
+    let own = positions.iter().take(batch.tokens).copied();
+    assert_eq!(
+        own.collect::<Vec<i32>>(),
+        (0..batch.tokens as i32).collect::<Vec<i32>>()
+    );
+}
+
+#[test]
+fn a_second_token_that_begins_a_text_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({
+        "bos_token": "<s>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>",
+        "added_tokens_decoder": {"1000": {"content": "<s>", "special": true}},
+    });
+    fs::copy(
+        data("gpt2/tokenizer.json"),
+        dir.path().join("tokenizer.json"),
+    )
+    .unwrap();
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let begin = tokenizer.bos_id().unwrap() as i32;
+    let of = |text: &str| {
+        let task = settings(
+            dir.path(),
+            &format!("{}\n", json!({"text": text})),
+            &json!({}),
+        );
+        made(&task, &tokenizer, 32).unwrap().remove(0)
+    };
+    let once = of("<s>tea");
+    assert_eq!(once.0.iter().filter(|id| **id == begin).count(), 1);
+    assert_eq!(of("<s><s>tea"), once);
 }

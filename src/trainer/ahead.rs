@@ -3,7 +3,7 @@
 
 use super::devices::matmul_peak;
 use super::error::Result;
-use super::evaluate::{self, Metrics};
+use super::evaluate::{self, Metrics, RowNumbers, reference_variant};
 use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::session::parameters::parameter_shape;
 use super::session::replicas;
@@ -23,13 +23,16 @@ pub struct RunShapes {
     pub eval: Vec<BatchShape>,
     /// Microbatches of an optimizer step.
     pub accumulation: usize,
+    /// What the objective's reference says of the batches is to be computed.
+    pub of_reference: bool,
 }
 
 impl RunShapes {
-    /// Those of training alone.
+    /// Those of training steps alone.
     pub fn of_training(&self) -> RunShapes {
         RunShapes {
             eval: Vec::new(),
+            of_reference: false,
             ..self.clone()
         }
     }
@@ -118,6 +121,7 @@ impl Ahead<'_, '_> {
             phases.insert(0, Phase::Accumulate);
         }
         let mut steps = Vec::new();
+        let precisions = [step.precision(), session.eval_precision()];
         let mut add = |recording: &Recording, name: &str| -> Result<()> {
             steps.push((name.to_string(), recording.cut(name)?));
             Ok(())
@@ -131,6 +135,24 @@ impl Ahead<'_, '_> {
             let mut recording = session.begin_abstract(state.clone());
             replicas::record(&mut recording, step.parameters())?;
             add(&recording, replicas::GRAPH_NAME)?;
+        }
+        let reference = step.objective().reference();
+        if let Some(reference) = reference.filter(|_| shapes.of_reference) {
+            // Computed before training, in the precision of what is compared with it.
+            for (shapes, precision) in [&shapes.train, &shapes.eval].into_iter().zip(precisions) {
+                session.set_eval_precision(precision);
+                for shape in shapes {
+                    let shape = shape.fed_to(&*reference);
+                    let metrics = RowNumbers::new(reference.rows());
+                    let mut recording = session.begin_abstract(state.clone());
+                    let inputs = abstract_batch(&mut recording, &shape);
+                    let (model, variant) = (step.model(), shape.variant.as_deref());
+                    evaluate::record(&mut recording, model, &*reference, &inputs, &metrics)?;
+                    let name = graph_name(evaluate::GRAPH_NAME, Some(&reference_variant(variant)));
+                    add(&recording, &name)?;
+                }
+            }
+            session.set_eval_precision(precisions[1]);
         }
         for (shape, phase) in shapes
             .train

@@ -4,7 +4,8 @@
 use super::error::Result;
 use super::feed::{DeviceBatch, HostLabels, feed_batch, graph_name};
 use super::session::{EachReplica, Recording, Session};
-use super::step::parameter_tensors;
+use super::step::{means, parameter_tensors};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DropoutRng, Tensor};
 use xtrain_models::{Forward, Inputs, Model, Objective, Predictions, Weights};
@@ -50,6 +51,54 @@ pub trait Metrics {
             .chain(perplexity)
             .chain(self.values(0.0).into_iter().map(|(name, _)| name))
             .collect()
+    }
+}
+
+/// Keeps the number that an objective predicts of each row that does not only fill a batch: one list of
+/// [`Metrics::predictions`].
+pub struct RowNumbers {
+    /// Rows of an example.
+    each: usize,
+    numbers: Vec<f32>,
+}
+
+impl RowNumbers {
+    /// Of examples of `each` rows.
+    pub fn new(each: usize) -> RowNumbers {
+        RowNumbers {
+            each,
+            numbers: Vec::new(),
+        }
+    }
+}
+
+impl Metrics for RowNumbers {
+    fn record(&self, predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
+        Ok(Some(predictions.flat_logits()?))
+    }
+
+    fn add(&mut self, outputs: &[f32], _labels: &HostLabels, examples: usize) {
+        let real = &outputs[..examples * self.each];
+        self.numbers.extend_from_slice(real);
+    }
+
+    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+
+    fn predictions(&mut self) -> Vec<Vec<f32>> {
+        vec![std::mem::take(&mut self.numbers)]
+    }
+}
+
+/// What tells the graphs of a reference from those of evaluations by the model itself.
+const REFERENCE: &str = "reference";
+
+/// The variant of a reference's batches of this one.
+pub fn reference_variant(variant: Option<&str>) -> Arc<str> {
+    match variant {
+        Some(variant) => format!("{variant}.{REFERENCE}").into(),
+        None => REFERENCE.into(),
     }
 }
 
@@ -125,7 +174,9 @@ pub fn record(
     let loss = outcome.loss;
     let (sum, count) = (loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?);
     let mut sums = vec![sum, count];
-    sums.extend(loss.measured);
+    if let Some(measured) = loss.measured {
+        sums.push(measured.reshape(&[measured.shape().elements()])?);
+    }
     if let Some(outputs) = metrics.record(&outcome.predictions)? {
         sums.push(outputs.convert(sums[0].dtype())?);
     }
@@ -148,7 +199,7 @@ pub fn evaluate(
     let mut totals = Totals {
         loss: 0.0,
         labels: 0.0,
-        measured: vec![0.0; objective.measures().len()],
+        measured: vec![0.0; 2 * objective.measures().len()],
         examples: 0,
         batches: 0,
         metrics,
@@ -200,7 +251,7 @@ struct Pending {
 struct Totals {
     loss: f64,
     labels: f64,
-    /// In the order of [`Objective::measures`].
+    /// Sums in the order of [`Objective::measures`], then what each is to be divided by.
     measured: Vec<f64>,
     examples: usize,
     batches: usize,
@@ -211,9 +262,8 @@ impl Totals {
     /// What the metrics and then the objective have measured.
     fn values(&self, objective: &dyn Objective) -> Vec<(String, f64)> {
         let names = objective.measures().iter().map(|name| name.to_string());
-        let means = self.measured.iter().map(|sum| sum / self.labels);
         let metrics = self.metrics.values(self.labels).into_iter();
-        metrics.chain(names.zip(means)).collect()
+        metrics.chain(names.zip(means(&self.measured))).collect()
     }
 
     fn add(&mut self, batch: Pending) -> Result<()> {

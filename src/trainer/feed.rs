@@ -8,7 +8,8 @@ use ndarray::{Array1, Array2};
 use std::sync::Arc;
 use xtrain_graphs::DType;
 use xtrain_models::{
-    ATTENTION_MASK, Feed, INPUT_IDS, Inputs, LABELS, Objective, POSITIONS, TOKEN_TYPE_IDS,
+    ATTENTION_MASK, Feed, INPUT_IDS, Inputs, LABELS, Objective, POSITION_IDS, POSITIONS,
+    TOKEN_TYPE_IDS,
 };
 
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
@@ -139,11 +140,32 @@ impl BatchShape {
         }
     }
 
+    /// The same with what another objective is fed, of the same rows.
+    pub fn fed_to(&self, objective: &dyn Objective) -> BatchShape {
+        let own = BatchShape::of(objective, self.rows, self.tokens).feeds;
+        let of_models = [ATTENTION_MASK, TOKEN_TYPE_IDS, POSITION_IDS];
+        let others = self.feeds.iter();
+        let others = others
+            .filter(|feed| of_models.contains(&feed.name))
+            .cloned();
+        BatchShape {
+            feeds: own.into_iter().chain(others).collect(),
+            ..self.clone()
+        }
+    }
+
     /// The same with `pred[B, T]` that says which tokens are attended.
     pub fn with_attention_mask(mut self) -> BatchShape {
         let dims = [self.rows, self.tokens];
         self.feeds
             .push(Feed::new(ATTENTION_MASK, DType::Pred, dims));
+        self
+    }
+
+    /// The same with the place of each token in its own example.
+    pub fn with_position_ids(mut self) -> BatchShape {
+        let dims = [self.rows, self.tokens];
+        self.feeds.push(Feed::new(POSITION_IDS, DType::S32, dims));
         self
     }
 

@@ -22,6 +22,8 @@ pub struct RunState {
     pub log: RunLog,
     /// Sums over the steps.
     pub totals: RunningTotals,
+    /// What the objective measured since the last record.
+    pub measured: MeasuredTotals,
     /// `None` where nobody asks for the best evaluation.
     pub best: Option<Best>,
     /// What was saved.
@@ -248,6 +250,51 @@ impl RunningTotals {
     }
 }
 
+/// What the objective measured in the steps since the last record: by name the sum of the steps' means
+/// and the number of steps that had one. A resumed run continues it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeasuredTotals(BTreeMap<String, (f64, f64)>);
+
+/// What the names of sums and of numbers of steps begin with in a checkpoint.
+const MEASURED: [&str; 2] = ["measured_since_log.", "measured_steps."];
+
+impl MeasuredTotals {
+    /// Adds a step's mean, unless it has none.
+    pub fn add(&mut self, name: &str, mean: f64) {
+        if mean.is_finite() {
+            let (sum, steps) = self.0.entry(name.to_string()).or_default();
+            *sum += mean;
+            *steps += 1.0;
+        }
+    }
+
+    /// The mean of the steps, which begins anew; NaN of none.
+    pub fn take(&mut self, name: &str) -> f64 {
+        let (sum, steps) = self.0.remove(name).unwrap_or_default();
+        sum / steps
+    }
+
+    /// By name, for a checkpoint.
+    pub fn to_map(&self) -> BTreeMap<String, f64> {
+        let of_name = |(name, (sum, steps)): (&String, &(f64, f64))| {
+            let [sums, counts] = MEASURED.map(|start| format!("{start}{name}"));
+            [(sums, *sum), (counts, *steps)]
+        };
+        self.0.iter().flat_map(of_name).collect()
+    }
+
+    /// Those of a checkpoint.
+    pub fn from_map(map: &BTreeMap<String, f64>) -> Self {
+        let [sums, counts] = MEASURED;
+        let of_name = |(key, sum): (&String, &f64)| {
+            let name = key.strip_prefix(sums)?;
+            let steps = map.get(&format!("{counts}{name}"))?;
+            Some((name.to_string(), (*sum, *steps)))
+        };
+        MeasuredTotals(map.iter().filter_map(of_name).collect())
+    }
+}
+
 /// What wants to know of each checkpoint that is saved.
 pub type SavedListener = Box<dyn FnMut(&Path)>;
 
@@ -339,6 +386,21 @@ mod tests {
     use xtrain_report::records::TrainRecord;
     use xtrain_report::telemetry::{Event, StepEvent, Telemetry, now};
     use xtrain_report::trackers::{RunDescription, TensorBoard};
+
+    /// A mean is over the steps that had one, and goes through a checkpoint.
+    #[test]
+    fn measures_are_means_of_the_steps_since_the_last_record() {
+        let mut totals = MeasuredTotals::default();
+        totals.add("rewards/chosen", 1.0);
+        totals.add("kl", f64::NAN);
+        let mut totals = MeasuredTotals::from_map(&totals.to_map());
+        totals.add("rewards/chosen", 4.0);
+        totals.add("rewards/chosen", f64::NAN);
+        assert_eq!(totals.take("rewards/chosen"), 2.5);
+        assert!(totals.take("rewards/chosen").is_nan());
+        assert!(totals.take("kl").is_nan());
+        assert_eq!(totals, MeasuredTotals::default());
+    }
 
     /// A step of 50 ms may lose 0.2 % to all that is recorded of it: the log, TensorBoard's events
     /// and the account of time at every step, and telemetry, which a run writes once a second, at

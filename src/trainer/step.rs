@@ -12,6 +12,7 @@ mod metrics;
 pub(super) mod optimizer_step;
 mod state;
 
+pub(super) use metrics::means;
 pub use metrics::{MetricsReader, PendingMetrics, Scaling, StepMetrics, read_metrics};
 pub use state::placements;
 

@@ -157,7 +157,7 @@ pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Attention, F64};
+    use crate::op::{Attention, F64, KeyMask};
     use crate::target::CudaTarget;
     use crate::{InputRole, Precision, Shape, Target, Trace, passes};
 
@@ -173,7 +173,7 @@ mod tests {
             scale: F64::new(1.0),
             causal: true,
             window: None,
-            key_mask: false,
+            key_mask: KeyMask::None,
             dropout: None,
             soft_cap: None,
         };

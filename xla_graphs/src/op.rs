@@ -169,7 +169,7 @@ pub enum Gelu {
 
 /// Scaled dot-product attention of queries `[B, H, T, D]` over keys and values `[B, K, S, D]`.
 ///
-/// Operands in order: q, k, v, then `key_mask` (`pred[B, S]`, true = visible) if `key_mask`, then
+/// Operands in order: q, k, v, then the operand of `key_mask` if it has one, then
 /// `keep` (`pred[B, H, T, S]`) if `dropout` is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
@@ -180,12 +180,41 @@ pub struct Attention {
     /// Query t sees only keys less than this far from it: with `causal` this many last keys, itself
     /// included (GPT-Neo's local layers), else as many to each side (ModernBERT's).
     pub window: Option<u32>,
-    /// An operand `pred[B, S]` hides the keys where it is false.
-    pub key_mask: bool,
+    /// What an operand hides.
+    pub key_mask: KeyMask,
     /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.
     pub dropout: Option<F64>,
     /// Scaled scores s become `cap * tanh(s / cap)` before they are masked (Gemma 2).
     pub soft_cap: Option<F64>,
+}
+
+/// What an operand of an [`Attention`] hides from queries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KeyMask {
+    /// Nothing; there is no such operand.
+    #[default]
+    None,
+    /// `pred[B, S]`: from every query the keys where it is false, such as padding.
+    Keys,
+    /// `s32[B, T]`: from each query the keys before this one, which is at most its own: those of the
+    /// examples that are packed before its own into the row. Only with `causal`, where T is S.
+    Before,
+}
+
+impl KeyMask {
+    /// Whether there is such an operand.
+    pub fn is_some(self) -> bool {
+        self != KeyMask::None
+    }
+
+    /// As calls of the CPU plugin have it.
+    pub fn number(self) -> u32 {
+        match self {
+            KeyMask::None => 0,
+            KeyMask::Keys => 1,
+            KeyMask::Before => 2,
+        }
+    }
 }
 
 /// Attention as a vendor's library computes it in one call.

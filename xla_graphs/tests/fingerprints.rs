@@ -2,7 +2,7 @@
 //! single change another.
 
 use std::collections::BTreeMap;
-use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, Gelu};
+use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, Gelu, KeyMask};
 use xtrain_graphs::{
     DType, DropoutRng, Error, Fingerprint, Graph, InputRole, Result, Shape, Target, Tensor, Trace,
     backward, passes,
@@ -79,7 +79,7 @@ fn program(k: &Knobs) -> Result<Graph> {
         scale: F64::new(k.scale),
         causal: k.causal,
         window: k.window,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: Some(F64::new(k.dropout)),
         soft_cap: None,
     };
@@ -259,7 +259,7 @@ fn shape_errors_name_operation_shapes_model_path_and_line() {
         scale: F64::new(1.0),
         causal: false,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };

@@ -175,7 +175,7 @@ fn unknown_names_get_the_nearest_known_one() {
         ),
         (
             "eval xyz",
-            "the tasks of `xtrain eval` are clm, sft, mlm, cls, token-cls",
+            "the tasks of `xtrain eval` are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
         ),
         ("train llm", "did you mean `xtrain train clm`?"),
         ("predict ner", "did you mean `xtrain predict token-cls`?"),
@@ -183,13 +183,18 @@ fn unknown_names_get_the_nearest_known_one() {
             "predict clm",
             "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
         ),
+        ("train orpo", "did you mean `xtrain train dpo`?"),
         (
-            "train dpo",
-            "preference optimization (such as DPO) is not supported yet; `xtrain train sft` fine-tunes on prompts with completions",
+            "train reward_modeling",
+            "did you mean `xtrain train reward`?",
+        ),
+        (
+            "train simpo",
+            "it is not supported; `xtrain train dpo` learns from pairs with many losses (--loss_type), also without a reference (orpo)",
         ),
         (
             "train foo.txt",
-            "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, mlm, cls, token-cls",
+            "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
         ),
         ("sft", "did you mean `xtrain train sft`?"),
         ("clm", "did you mean `xtrain train clm`?"),
@@ -238,7 +243,6 @@ fn unknown_names_get_the_nearest_known_one() {
             "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
         ),
         ("train sft --eos_token x", "leave `eos_token` out"),
-        ("train sft --loss_type dft", "leave `loss_type` out"),
         (
             "generate --use_peft",
             "an adapter is one of training (--use_peft), and is used with --adapter_name_or_path",

@@ -358,6 +358,9 @@ pub fn best_metric_is_the_tasks(flags: &Flags) -> Verdict {
         }
         labels => task.metrics(labels).names(),
     };
+    let objective = task.objective(named, 0.0);
+    let measured = objective.measures().iter();
+    let known: Vec<String> = measured.map(|name| name.to_string()).chain(known).collect();
     metric_is_known(&best.metric, &known)
 }
 

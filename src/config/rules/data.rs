@@ -219,6 +219,42 @@ pub fn buckets_are_within_the_length(flags: &Flags) -> Verdict {
     }
 }
 
+/// Whether the sets to evaluate on are packed.
+fn packs_evaluations(flags: &Flags) -> bool {
+    flags.eval_packing.unwrap_or(*flags.packing)
+}
+
+pub fn packed_rows_are_full(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.pad_to_bucket.is_given() && *flags.packing && packs_evaluations(flags),
+        "--pad_to_bucket has nothing to pad: --packing fills rows of max_seq_length tokens",
+        "leave one of them out",
+    )
+}
+
+/// Rows that are packed before they are counted are not the examples that were asked for.
+pub fn packing_takes_whole_sets(flags: &Flags) -> Verdict {
+    let limits = [
+        (flags.max_train_samples.given_name(), *flags.packing),
+        (
+            flags.max_eval_samples.given_name(),
+            packs_evaluations(flags),
+        ),
+    ];
+    let limit = limits
+        .into_iter()
+        .find_map(|(name, packs)| name.filter(|_| packs));
+    match limit {
+        Some(name) => refuse(
+            format!(
+                "--{name} counts examples, and packed rows hold several: it is not built for packing"
+            ),
+            "shorten the file instead, or leave --packing out",
+        ),
+        None => Ok(()),
+    }
+}
+
 pub fn padding_needs_lines(flags: &Flags) -> Verdict {
     let pads = [
         flags.pad_to_bucket.given_name(),

@@ -7,13 +7,14 @@ mod data;
 mod device;
 mod model;
 mod output;
+mod preference;
 mod processes;
 #[cfg(test)]
 mod tests;
 mod training;
 mod verdict;
 
-use super::choices::Device;
+use super::choices::{Device, LossType};
 use super::command::Commands;
 use super::command::sets::*;
 use super::error::UsageError;
@@ -98,6 +99,13 @@ rules! {
         "several machines need a rendezvous",
         "add --rdzv_endpoint HOST:PORT with an address of node 0";
     launch_runs_train_or_eval for LAUNCH in processes;
+    losses_go_together for DPO in preference;
+    evaluation_has_its_reference for EVAL_REFERENCED in preference;
+    kl_is_estimated_on_one_replica for KTO in preference;
+    answers_are_not_streamed for PREFERENCES
+        if *flags.streaming =>
+        "--streaming: answers are tokenized before training, and the reference's log-probabilities computed once",
+        "leave it out";
     one_16_bit_type for TRAIN_EVAL | BENCH in training;
     directories_of_the_environment_are_here for ALL in output;
     something_to_do for TRAINING
@@ -197,6 +205,16 @@ rules! {
     one_way_to_pad for READING in data;
     buckets_are_within_the_length for READING in data;
     padding_needs_lines for MLM in data;
+    padding_free_is_packing for SFT
+        if *flags.padding_free && !*flags.packing =>
+        "--padding_free alone flattens each batch into one row as long as its examples, and compiled graphs have rows of a few fixed lengths",
+        "add --packing, whose rows have hardly any padding, or leave it out";
+    packed_rows_are_full for SFT in data;
+    packing_takes_whole_sets for SFT in data;
+    dft_has_no_smoothing for SFT
+        if *flags.loss_type == LossType::Dft && *flags.label_smoothing_factor > 0.0 =>
+        "--label_smoothing_factor smooths cross-entropy, and --loss_type is dft",
+        "leave one of them out";
     something_is_masked for MLM
         if *flags.mlm_probability == 0.0 =>
         "--mlm_probability is 0: there is nothing to predict",

@@ -417,6 +417,31 @@ const CASES: &[(&str, &str, &str)] = &[
         "--max_seq_length is 128",
     ),
     (
+        "padding_free_is_packing",
+        "SFT --padding_free",
+        "flattens each batch",
+    ),
+    (
+        "packed_rows_are_full",
+        "SFT --packing --pad_to_bucket 32",
+        "has nothing to pad",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --packing --max_train_samples 3",
+        "--max_train_samples counts examples",
+    ),
+    (
+        "packing_takes_whole_sets",
+        "SFT --eval_packing --do_eval --max_eval_samples 3",
+        "--max_eval_samples counts examples",
+    ),
+    (
+        "dft_has_no_smoothing",
+        "SFT --loss_type dft --label_smoothing_factor 0.1",
+        "smooths cross-entropy",
+    ),
+    (
         "padding_needs_lines",
         "MLM --pad_to_max_length",
         "has nothing to pad",
@@ -679,6 +704,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "cache explain 1 2 3",
         "one id or two",
     ),
+    (
+        "losses_go_together",
+        "train dpo --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --loss_type sigmoid orpo",
+        "--loss_type orpo is a loss of its own",
+    ),
+    (
+        "evaluation_has_its_reference",
+        "eval kto --model_name_or_path @/model --validation_file @/valid.csv",
+        "rewards compare the model with its reference",
+    ),
+    (
+        "kl_is_estimated_on_one_replica",
+        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --data_parallel 2",
+        "--data_parallel divides batches",
+    ),
+    (
+        "answers_are_not_streamed",
+        "train reward --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --streaming --max_steps 2",
+        "answers are tokenized before training",
+    ),
     ("prune_needs_criteria", "cache prune", "cache prune"),
     ("archive_needs_a_file", "cache import", "no tar file"),
 ];
@@ -714,6 +759,7 @@ fn what_is_legal_passes() {
         "CLM",
         "MLM",
         "CLS",
+        "SFT --packing --packing_strategy bfd-requeue --padding_free --eval_packing false --pad_to_bucket 32",
         "CLM --output_dir @/old --overwrite_output_dir",
         "CLM --output_dir @/empty",
         "train clm --model_name_or_path @/model --train_file @/train.txt --output_dir @/old --do_eval",

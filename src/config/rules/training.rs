@@ -4,6 +4,7 @@ use super::verdict::{Verdict, refuse, refuse_if};
 use crate::choices::{SaveStrategy, Strategy, TorchDtype};
 use crate::flags::Flags;
 use crate::kind::Interval;
+use crate::preference;
 use xtrain_graphs::optim::{ADAMW, Hyperparameters, ScheduleType};
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {
@@ -40,7 +41,8 @@ pub fn warmup_is_steps_or_a_share(flags: &Flags) -> Verdict {
 pub fn schedule_takes_its_arguments(flags: &Flags) -> Verdict {
     let name = flags.lr_scheduler_kwargs.name();
     let schedule = flags.lr_scheduler_type.with(&flags.lr_scheduler_kwargs);
-    let checked = schedule.and_then(|schedule| schedule.check_peak(*flags.learning_rate));
+    let checked =
+        schedule.and_then(|schedule| schedule.check_peak(preference::learning_rate(flags)));
     checked.or_else(|error| {
         refuse(
             format!("--{name}: {error}"),

@@ -18,6 +18,7 @@ mod settings;
 mod text_stream;
 mod vocabulary;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -312,6 +313,13 @@ impl Tokenizer {
         self.inner
             .get_post_processor()
             .map_or(0, |processor| processor.added_tokens(pair))
+    }
+
+    /// The ids of all special tokens.
+    pub fn special_ids(&self) -> BTreeSet<u32> {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        let special = added.filter(|(_, token)| token.special);
+        special.map(|(id, _)| id).collect()
     }
 
     /// Special tokens by name (`bos_token`), as transformers' attribute of this name has them.

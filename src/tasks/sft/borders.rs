@@ -74,7 +74,7 @@ pub(super) fn borders(
 }
 
 /// How many tokens two texts begin with.
-pub(super) fn common(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

@@ -95,7 +95,12 @@ impl Hook for LogHook {
     fn reported(&mut self, report: &StepReport, state: &mut RunState) -> Result<()> {
         let loss = report.metrics.measured_loss();
         self.interval += report.work;
-        let RunState { log, totals, .. } = state;
+        let RunState {
+            log,
+            totals,
+            measured,
+            ..
+        } = state;
         if report.metrics.is_skipped() {
             totals.skipped_steps += 1.0;
         }
@@ -104,6 +109,9 @@ impl Hook for LogHook {
             totals.steps_since_log += 1.0;
             totals.total_loss += loss;
             totals.total_steps += 1.0;
+        }
+        for (name, mean) in self.measures.iter().zip(&report.metrics.measured) {
+            measured.add(name, *mean);
         }
         totals.total_flops += report.work.flops;
         totals.tokens_seen += match self.tokens_seen {
@@ -146,8 +154,7 @@ impl Hook for LogHook {
             measured: self
                 .measures
                 .iter()
-                .zip(&report.metrics.measured)
-                .map(|(name, value)| (*name, f64::from(*value)))
+                .map(|name| (*name, measured.take(name)))
                 .collect(),
             epoch: report.progress.epoch,
             tokens_seen: log.tokens_seen,

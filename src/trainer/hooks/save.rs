@@ -329,6 +329,7 @@ impl SaveHook<'_> {
             accumulators: run.totals.to_map(),
             ..self.state.clone()
         };
+        state.accumulators.extend(run.measured.to_map());
         if let Some(plateau) = &run.plateau {
             state.accumulators.extend(plateau.to_map());
         }

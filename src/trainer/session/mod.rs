@@ -154,7 +154,12 @@ impl Session {
         &mut self.cache
     }
 
-    /// Sets the precision of evaluation's products, f32 unless set.
+    /// The precision of matmuls in evaluations.
+    pub fn eval_precision(&self) -> Precision {
+        self.eval_precision
+    }
+
+    /// Sets the precision of matmuls in evaluations, f32 unless set.
     pub fn set_eval_precision(&mut self, precision: Precision) {
         self.eval_precision = precision;
     }

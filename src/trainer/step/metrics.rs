@@ -19,8 +19,8 @@ pub struct StepMetrics {
     pub tokens: f32,
     /// `None` where the loss is not scaled.
     pub scaling: Option<Scaling>,
-    /// Means of what the objective measures, in its order.
-    pub measured: Vec<f32>,
+    /// Means of what the objective measures, in its order; NaN where nothing was measured.
+    pub measured: Vec<f64>,
 }
 
 /// What loss scaling did in a step.
@@ -73,9 +73,18 @@ impl PendingMetrics {
             grad_norm: values[1],
             tokens: values[2],
             scaling,
-            measured: measured.unwrap_or_default(),
+            measured: means(&measured.unwrap_or_default()),
         })
     }
+}
+
+/// The means of sums that are followed by what each is to be divided by.
+pub(crate) fn means<T: Copy + Into<f64>>(measured: &[T]) -> Vec<f64> {
+    let (sums, weights) = measured.split_at(measured.len() / 2);
+    let pairs = sums.iter().zip(weights);
+    pairs
+        .map(|(sum, weight)| (*sum).into() / (*weight).into())
+        .collect()
 }
 
 /// Waits for the metrics of steps in a thread of its own: the training thread may be recording the
@@ -139,7 +148,7 @@ impl Drop for MetricsReader {
 /// scale and whether (1) or not (0) all gradients were finite.
 const METRICS: &str = "metrics";
 
-/// The fetched means of what the objective measures, `f32[n]`.
+/// The fetched sums of what the objective measures, and their divisors, `f32[2, n]`.
 const MEASURED: &str = "measured";
 
 /// Fetches the metrics of a step, each `f32[]`.
@@ -153,10 +162,10 @@ pub(super) fn fetch(recording: &mut Recording, metrics: &[Tensor]) -> Result<()>
     Ok(())
 }
 
-/// Fetches the means of what the objective measures, `f32[n]`.
-pub(super) fn fetch_measured(recording: &mut Recording, means: &Tensor) -> Result<()> {
-    let means = recording.at_every_stage(means)?;
-    recording.fetch(MEASURED, &means);
+/// Fetches the sums of what the objective measures, and their divisors, `f32[2, n]`.
+pub(super) fn fetch_measured(recording: &mut Recording, sums: &Tensor) -> Result<()> {
+    let sums = recording.at_every_stage(sums)?;
+    recording.fetch(MEASURED, &sums);
     Ok(())
 }
 

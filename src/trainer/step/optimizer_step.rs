@@ -156,8 +156,7 @@ impl OptimizerStep {
         let Some(sums) = &loss.measured else {
             return Ok(());
         };
-        let means = sums.mul(&per_token.broadcast_to(sums.dims())?)?;
-        metrics::fetch_measured(recording, &means)
+        metrics::fetch_measured(recording, sums)
     }
 
     /// Counts the step on the device unless it is skipped; gives the optimizer's scalars.

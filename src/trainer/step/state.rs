@@ -17,7 +17,7 @@ pub(super) struct StateOptions {
     /// Gradients accumulate over microbatches.
     pub accumulates: bool,
     pub scales_loss: bool,
-    /// Numbers that the objective measures.
+    /// Means that the objective measures.
     pub measures: usize,
     /// Of the optimizer's state.
     pub dtype: DType,
@@ -50,7 +50,7 @@ pub(super) fn extra_state(
     if options.accumulates {
         state.extend([LOSS, COUNT].map(|name| sum_state(name.into(), &[])));
         if options.measures > 0 {
-            state.push(sum_state(MEASURED.into(), &[options.measures]));
+            state.push(sum_state(MEASURED.into(), &[2, options.measures]));
         }
     }
     if options.scales_loss {

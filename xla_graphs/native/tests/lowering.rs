@@ -7,7 +7,7 @@ use prost::Message;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use support::{Rng, Value, model::training_step};
-use xtrain_graphs::op::{Attention, F64, Op, Scalar};
+use xtrain_graphs::op::{Attention, F64, KeyMask, Op, Scalar};
 use xtrain_graphs::{
     CudaTarget, DType, Graph, GraphNode, InputRole, Provenance, Shape, Target, Trace, backward,
     passes,
@@ -153,7 +153,7 @@ fn attention_for_cudnn_is_one_call_each_way() {
         scale: F64::new(0.125),
         causal: true,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };
@@ -311,7 +311,7 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
         scale: F64::new(0.125),
         causal: true,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: Some(F64::new(rate)),
         soft_cap: None,
     };

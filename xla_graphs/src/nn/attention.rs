@@ -14,10 +14,11 @@
 
 use super::fused_attention;
 use super::kernel_attention::{self, MaskSource};
+use super::key_mask;
 use super::window_blocks::Blocks;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, Comparison, Composite, Op};
+use crate::op::{Attention, AttentionOperand, Comparison, Composite, KeyMask, Op};
 use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -25,7 +26,7 @@ use crate::trace::Tensor;
 
 impl Attention {
     fn operand_count(&self) -> usize {
-        3 + usize::from(self.key_mask) + usize::from(self.dropout.is_some())
+        3 + usize::from(self.key_mask.is_some()) + usize::from(self.dropout.is_some())
     }
 }
 
@@ -53,9 +54,7 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
     }
     expect("the keys", k, q.dtype, &[b, kv_heads, s, d])?;
     expect("the values", v, q.dtype, &[b, kv_heads, s, d])?;
-    if attention.key_mask {
-        expect("the key mask", operands[3], DType::Pred, &[b, s])?;
-    }
+    key_mask::expect(attention, operands.get(3).copied(), [b, t, s])?;
     if attention.dropout.is_some() {
         expect(
             "the dropout mask",
@@ -148,7 +147,8 @@ impl Mask {
         Ok(Mask {
             visible: visible(attention, operands, &dims)?,
             blocked_once: blocked_once(attention, operands, &dims)?,
-            rows_may_be_blind: attention.key_mask || attention.window.is_some_and(is_beyond),
+            rows_may_be_blind: attention.key_mask == KeyMask::Keys
+                || attention.window.is_some_and(is_beyond),
         })
     }
 }
@@ -326,8 +326,16 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
             }
         }
     }
-    if attention.key_mask {
-        require(operands[3].broadcast_in(dims, &[0, 3])?)?;
+    match attention.key_mask {
+        KeyMask::None => {}
+        KeyMask::Keys => require(operands[3].broadcast_in(dims, &[0, 3])?)?,
+        KeyMask::Before => {
+            let of_heads = [dims[0], dims[2], dims[3]];
+            let key = trace.iota(DType::S32, &of_heads, 2)?;
+            let first = operands[3].broadcast_in(&of_heads, &[0, 1])?;
+            let is_own = key.compare(Comparison::Ge, &first)?;
+            require(is_own.broadcast_in(dims, &[0, 2, 3])?)?;
+        }
     }
     Ok(visible)
 }
@@ -340,11 +348,11 @@ fn blocked_once(
     operands: &[Tensor],
     dims: &[usize],
 ) -> Result<Option<Tensor>> {
-    if attention.window.is_none() || !attention.key_mask {
+    if attention.window.is_none() || attention.key_mask != KeyMask::Keys {
         return Ok(None);
     }
     let positions = Attention {
-        key_mask: false,
+        key_mask: KeyMask::None,
         ..*attention
     };
     let keys = Attention {
@@ -402,7 +410,7 @@ struct Cut {
 
 fn cut(blocks: &Blocks, attention: &Attention, operands: &[Tensor]) -> Result<Cut> {
     let q = &operands[0];
-    let key_mask = attention.key_mask.then(|| &operands[3]);
+    let key_mask = attention.key_mask.is_some().then(|| &operands[3]);
     let visible = blocks.visible(attention, q.trace(), [q.dims()[0], q.dims()[1]], key_mask)?;
     Ok(Cut {
         operands: [
@@ -413,7 +421,7 @@ fn cut(blocks: &Blocks, attention: &Attention, operands: &[Tensor]) -> Result<Cu
         mask: Mask {
             visible: Some(visible),
             blocked_once: None,
-            rows_may_be_blind: attention.key_mask || blocks.has_padding(),
+            rows_may_be_blind: attention.key_mask == KeyMask::Keys || blocks.has_padding(),
         },
     })
 }
@@ -467,8 +475,8 @@ pub(crate) fn expand_grad(
 
 impl Tensor {
     /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, K, S, D]`, where K divides
-    /// H and H / K consecutive query heads share a key and value head; masks as the attributes say
-    /// (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
+    /// H and H / K consecutive query heads share a key and value head; `keep` (`pred[B, H, T, S]`) is
+    /// the mask of the dropout. The type of `key_mask` says what it hides (see [`KeyMask`]).
     ///
     /// # Errors
     /// If the shapes or types do not match.
@@ -482,7 +490,11 @@ impl Tensor {
         attributes: Attention,
     ) -> Result<Tensor> {
         let attributes = Attention {
-            key_mask: key_mask.is_some(),
+            key_mask: match key_mask.map(Tensor::dtype) {
+                None => KeyMask::None,
+                Some(DType::S32) => KeyMask::Before,
+                Some(_) => KeyMask::Keys,
+            },
             ..attributes
         };
         let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, keep]

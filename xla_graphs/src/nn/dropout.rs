@@ -206,6 +206,8 @@ pub struct DropoutRng {
     key: Option<Tensor>,
     /// NEFTune's alpha; 0: no noise.
     embedding_noise: f64,
+    /// Whether dropout is the identity, whatever its rate.
+    keeps_all: bool,
 }
 
 impl DropoutRng {
@@ -215,6 +217,7 @@ impl DropoutRng {
         DropoutRng {
             key: Some(key),
             embedding_noise: 0.0,
+            keeps_all: false,
         }
     }
 
@@ -223,6 +226,7 @@ impl DropoutRng {
         DropoutRng {
             key: None,
             embedding_noise: 0.0,
+            keeps_all: false,
         }
     }
 
@@ -231,6 +235,14 @@ impl DropoutRng {
         DropoutRng {
             embedding_noise: alpha,
             ..self
+        }
+    }
+
+    /// The same noise, but dropout is the identity.
+    pub fn without_dropout(&self) -> Self {
+        DropoutRng {
+            keeps_all: true,
+            ..self.clone()
         }
     }
 
@@ -260,7 +272,7 @@ impl DropoutRng {
     /// If the key is no `u32[2]` or `u32[3]`.
     #[track_caller]
     pub fn keep_mask(&self, dims: &[usize], rate: f64) -> Result<Option<Tensor>> {
-        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else {
+        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0 && !self.keeps_all) else {
             return Ok(None);
         };
         let bits = random_bits(key, dims)?;

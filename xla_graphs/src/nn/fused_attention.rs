@@ -11,7 +11,9 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, FusedAttention, FusedDropout, Op};
+use crate::op::{
+    Attention, AttentionOperand, Comparison, FusedAttention, FusedDropout, KeyMask, Op,
+};
 use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -61,7 +63,7 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
         && d <= largest_head
         && (!attention.causal || t == s)
         // Backward with a bias is there for even lengths only.
-        && (!attention.key_mask || (t.is_multiple_of(2) && s.is_multiple_of(2)))
+        && (!attention.key_mask.is_some() || (t.is_multiple_of(2) && s.is_multiple_of(2)))
         && q.elements() > 0
         && k.elements() > 0
 }
@@ -72,7 +74,7 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
 fn takes_window(attention: &Attention, keys: usize) -> bool {
     match window(attention, keys) {
         None => true,
-        Some(window) => window > 0 && attention.causal && !attention.key_mask,
+        Some(window) => window > 0 && attention.causal && attention.key_mask != KeyMask::Keys,
     }
 }
 
@@ -177,16 +179,26 @@ impl Call {
             .iter()
             .map(|x| repeat_heads(x, heads)?.transpose(&TURN))
             .collect::<Result<Vec<_>>>()?;
-        let bias = if attention.key_mask {
-            Some(bias(&operands[0], &operands[3], operands[1].dims()[2])?)
-        } else {
-            None
+        let keys = operands[1].dims()[2];
+        let mut window = window(attention, keys);
+        let bias = match attention.key_mask {
+            KeyMask::None => None,
+            KeyMask::Keys => {
+                let dims = [operands[0].dims()[0], 1, operands[0].dims()[2], keys];
+                let visible = operands[3].broadcast_in(&dims, &[0, 3])?;
+                Some(bias(&operands[0], &visible)?)
+            }
+            // One mask for both: the window as well counts in an example's own tokens.
+            KeyMask::Before => {
+                let visible = of_examples(&operands[3], window.take())?;
+                Some(bias(&operands[0], &visible)?)
+            }
         };
         let dropout = attention.dropout.map(|rate| FusedDropout { rate, seed });
         let of = FusedAttention {
             scale: attention.scale,
             causal: attention.causal,
-            window: window(attention, operands[1].dims()[2]),
+            window,
             bias: bias.is_some(),
             dropout,
         };
@@ -215,16 +227,32 @@ fn part(call: &Tensor, index: usize) -> Result<Tensor> {
 
 /// `[B, 1, T, S]`: 0 where `mask` (`pred[B, S]`) is true, else so low that it weighs nothing. Half
 /// of the lowest number, since the kernel may multiply by log2(e) before it takes the exponential.
-fn bias(q: &Tensor, mask: &Tensor, keys: usize) -> Result<Tensor> {
+fn bias(q: &Tensor, visible: &Tensor) -> Result<Tensor> {
     let low = if q.dtype() == DType::F16 {
         -65504.0
     } else {
         half::bf16::MIN.to_f64()
     } / 2.0;
-    let shape = Shape::new(q.dtype(), [q.dims()[0], 1, q.dims()[2], keys]);
+    let shape = Shape::new(q.dtype(), visible.dims());
     let trace = q.trace();
-    mask.broadcast_in(&shape.dims, &[0, 3])?
-        .select(&trace.full(0.0, &shape)?, &trace.full(low, &shape)?)
+    visible.select(&trace.full(0.0, &shape)?, &trace.full(low, &shape)?)
+}
+
+/// Which keys a query sees of those up to its own, `pred[B, 1, T, T]`, given the first key of its
+/// example, `s32[B, T]`.
+fn of_examples(first: &Tensor, window: Option<u32>) -> Result<Tensor> {
+    let [b, t] = [first.dims()[0], first.dims()[1]];
+    let trace = first.trace();
+    let dims = [b, 1, t, t];
+    let key = trace.iota(DType::S32, &dims, 3)?;
+    let visible = key.compare(Comparison::Ge, &first.broadcast_in(&dims, &[0, 2])?)?;
+    let Some(window) = window else {
+        return Ok(visible);
+    };
+    let oldest = trace
+        .iota(DType::S32, &dims, 2)?
+        .add_scalar(-f64::from(window))?;
+    visible.and(&key.compare(Comparison::Gt, &oldest)?)
 }
 
 pub(crate) fn expand(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Tensor> {
@@ -276,7 +304,7 @@ mod tests {
             scale: F64::new(0.125),
             causal: true,
             window: None,
-            key_mask: false,
+            key_mask: KeyMask::None,
             dropout: None,
             soft_cap: None,
         }
@@ -289,9 +317,12 @@ mod tests {
         let shape = Shape::new(dtype, [2, 3, 8, 64]);
         let [q, k, v] =
             ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
-        let mask = of
-            .key_mask
-            .then(|| trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed));
+        let masks = |dtype| trace.input("mask", Shape::new(dtype, [2, 8]), InputRole::Feed);
+        let mask = match of.key_mask {
+            KeyMask::None => None,
+            KeyMask::Keys => Some(masks(DType::Pred)),
+            KeyMask::Before => Some(masks(DType::S32)),
+        };
         let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
         let keep = of.dropout.and_then(|rate| {
             DropoutRng::keyed(key)
@@ -329,7 +360,7 @@ mod tests {
             assert_eq!(
                 calls(&step(
                     Attention {
-                        key_mask: true,
+                        key_mask: KeyMask::Keys,
                         ..attention()
                     },
                     dtype,
@@ -437,7 +468,7 @@ mod tests {
         // Every key is in it.
         assert_eq!(windows(in_window(8)), [None, None]);
         let key_mask = Attention {
-            key_mask: true,
+            key_mask: KeyMask::Keys,
             ..in_window(4)
         };
         let to_both_sides = Attention {
@@ -447,6 +478,12 @@ mod tests {
         for of in [key_mask, to_both_sides, in_window(0)] {
             assert_eq!(windows(of), []);
         }
+        // With packed examples the mask has it.
+        let packed = Attention {
+            key_mask: KeyMask::Before,
+            ..in_window(4)
+        };
+        assert_eq!(windows(packed), [None, None]);
     }
 
     #[test]
@@ -483,7 +520,7 @@ mod tests {
         };
         assert!(!takes(dropout, [1, 1, 8, 64], 8, 90));
         let masked = Attention {
-            key_mask: true,
+            key_mask: KeyMask::Keys,
             causal: false,
             ..attention()
         };

@@ -6,7 +6,7 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::{call_result, dropout};
+use super::{call_result, dropout, key_mask};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
@@ -108,7 +108,7 @@ fn call(
     let arrays = operands[..3].iter().chain(more).map(strided);
     let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
     all.extend(backward.map(|[.., statistics]| statistics.clone()));
-    if attention.key_mask {
+    if attention.key_mask.is_some() {
         all.push(operands[3].clone());
     }
     if let (Some(_), Some(key)) = (attention.dropout, &mask.key) {
@@ -166,7 +166,7 @@ pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
     let is_dropping = call.of.dropout.is_some();
     let arrays = call.operands.len();
     let behind = arrays + usize::from(call.is_backward());
-    let count = behind + usize::from(call.of.key_mask) + usize::from(is_dropping);
+    let count = behind + usize::from(call.of.key_mask.is_some()) + usize::from(is_dropping);
     if !matches!(arrays, 3 | 5) || operands.len() != count {
         return Err(format!("takes {count} operands, got {}", operands.len()));
     }
@@ -187,9 +187,7 @@ pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
         let dims = call.statistics().dims;
         expect("the statistics", operands[arrays], DType::F32, &dims)?;
     }
-    if call.of.key_mask {
-        expect("the key mask", operands[behind], DType::Pred, &[b, s])?;
-    }
+    key_mask::expect(&call.of, operands.get(behind).copied(), [b, t, s])?;
     if is_dropping {
         dropout::infer_bits(operands[count - 1], &[])?;
     }

@@ -6,6 +6,7 @@ pub(crate) mod dropout;
 pub mod fused_attention;
 pub(crate) mod gelu;
 pub(crate) mod kernel_attention;
+mod key_mask;
 pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod rows;

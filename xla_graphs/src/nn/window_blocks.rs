@@ -11,7 +11,7 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, Comparison};
+use crate::op::{Attention, Comparison, KeyMask};
 use crate::shape::Shape;
 use crate::trace::{Tensor, Trace};
 
@@ -149,7 +149,8 @@ impl Blocks {
         sum.slice_dim(2, before, before + self.tokens)
     }
 
-    /// Which keys each query sees, `pred[B * N, H, L, S]`, given the mask over keys, `pred[B, T]`.
+    /// Which keys each query sees, `pred[B * N, H, L, S]`, given the operand of the key mask, if there
+    /// is one.
     pub fn visible(
         &self,
         attention: &Attention,
@@ -183,7 +184,16 @@ impl Blocks {
         }
         let all = [b, self.count, h, self.length, self.keys()];
         visible = visible.broadcast_in(&all, &[1, 3, 4])?;
-        if let Some(mask) = key_mask {
+        if let (Some(first), KeyMask::Before) = (key_mask, attention.key_mask) {
+            // As a query with one value; the first key of one that is none is 0.
+            let first = first.reshape(&[b, 1, self.tokens, 1])?;
+            let first = self
+                .queries(&first)? // [B * N, 1, L, 1]
+                .reshape(&[b, self.count, self.length])?
+                .broadcast_in(&all, &[0, 1, 3])?;
+            let key = key.broadcast_in(&all, &[1, 3, 4])?;
+            visible = visible.and(&key.compare(Comparison::Ge, &first)?)?;
+        } else if let Some(mask) = key_mask {
             // As a key with one value. Numbers, since what pads is zero.
             let mask = mask.convert(DType::F32)?.reshape(&[b, 1, self.tokens, 1])?;
             let mask = self.neighbours(&mask)?; // [B * N, 1, S, 1]
@@ -208,7 +218,7 @@ mod tests {
             scale: F64::new(1.0),
             causal,
             window: Some(window),
-            key_mask: false,
+            key_mask: KeyMask::None,
             dropout: None,
             soft_cap: None,
         };

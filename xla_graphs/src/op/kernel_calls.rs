@@ -179,7 +179,7 @@ impl KernelMatmul {
 }
 
 /// Attention as one call of the CPU plugin's: forward with operands q, k, v, backward with dy and both
-/// results of forward besides; behind them the key mask (`pred[B, S]`) and the key of the dropout
+/// results of forward besides; behind them the operand of the key mask and the key of the dropout
 /// (`u32[2]` or `u32[3]`), if the attention has them. Gives `[B, T, H, D]` and of each query the highest
 /// score and what divides its exponentials (`f32[2, B, H, T]`, as `native/cpp/kernels/attention.h` has
 /// them), backward the gradients of q, k and v.

@@ -150,9 +150,11 @@ fn is_given(graph: &Graph, outputs: &HashSet<NodeId>, mut id: NodeId) -> bool {
 fn mask_source(graph: &Graph, id: NodeId, of: &Attention, replaced: &Replaced) -> MaskSource {
     let node = |id: NodeId| &graph.nodes[id as usize];
     // Behind q, k, v and the key mask; of a gradient node, before dy.
-    let mask = of
-        .dropout
-        .and_then(|_| node(id).operands.get(3 + usize::from(of.key_mask)));
+    let mask = of.dropout.and_then(|_| {
+        node(id)
+            .operands
+            .get(3 + usize::from(of.key_mask.is_some()))
+    });
     let mut next = mask.copied();
     while let Some(source) = next {
         let Op::Composite(Composite::RandomBits { dims, stream }) = &node(source).op else {

@@ -36,6 +36,7 @@ struct Attention {
   bool is_causal;  // query t sees keys up to t
   int64_t window;  // 0: none; else keys less than this before the query, and after it if it is not causal
   const uint8_t* key_mask;  // [B, S], not 0 where a key counts; or null
+  const int32_t* first;  // [B, T], of each query the first key that it sees, at most its own; or null. Only if causal and T = S, without key_mask
   AttentionDropout dropout;
 
   Heads out;              // written forward, read backward

@@ -15,7 +15,7 @@
 //   dP^T = V dy^T      dS^T = P^T (dP^T - sum(dy out))      dq^T += K^T dS^T      dk += dS^T q      dv += P^T dy
 //
 // dq is summed over keys, dk and dv over blocks of queries, as the kernel stores its registers. Rows of keys and values are read where
-// they are by a kernel that can. What a causal mask or a window hides from 32 queries is not computed.
+// they are by a kernel that can. What a causal mask, a window or the beginning of an example hides from 32 queries is not computed.
 //
 // Source: Dao et al., FlashAttention (2022), for the blocking and for sum(dP P) = sum(dy out).
 
@@ -121,6 +121,7 @@ struct AttentionLoops {
   // One thread's arrays.
   struct Memory {
     int32_t* counted;  // how many keys count, up to each
+    int32_t* last;  // with `first`: of each key the last query that sees it
     uint32_t *k_rows, *across;  // keys by rows; queries as their B
     float* strip;  // scores of a panel, [keys][32 queries]
     uint32_t* words;  // P^T or dS^T, as B
@@ -149,6 +150,7 @@ struct AttentionLoops {
       const int64_t keys = is_backward ? Step(x) : key_panels * kMr;
       const auto floats = [&](int64_t words) { return reinterpret_cast<float*>(arena.Words(words)); };
       counted = reinterpret_cast<int32_t*>(arena.Words(x.keys + 1));
+      last = x.first == nullptr ? nullptr : reinterpret_cast<int32_t*>(arena.Words(x.keys));
       k_rows = arena.Words(key_panels * K::A::PanelWords(width_words));
       across = arena.Words(across_words);
       strip = floats(keys * kNr);
@@ -175,6 +177,7 @@ struct AttentionLoops {
     int64_t b, h, q0, queries;
     bool is_blind;  // a query sees no key: by the definition all keys then count
     int64_t begin, end;
+    int64_t since;  // all queries see the keys from here on, as far as `first` goes
   };
 
   // Of a key: the queries [from, to) that see it by position.
@@ -193,12 +196,29 @@ struct AttentionLoops {
     }
   }
 
+  // The first key that a query sees by `first`. Bounds are kept whatever the operand holds.
+  static int64_t First(const Attention& x, int64_t b, int64_t query) {
+    return std::min<int64_t>(std::max<int64_t>(0, x.first[b * x.queries + query]), query);
+  }
+
+  static void FindLast(const Attention& x, int64_t b, int32_t* last) {
+    if (x.first == nullptr) return;
+    std::fill_n(last, x.keys, 0);
+    // Later queries overwrite earlier ones.
+    for (int64_t query = 0; query < x.queries; ++query) last[First(x, b, query)] = static_cast<int32_t>(query);
+    for (int64_t key = 1; key < x.keys; ++key) last[key] = std::max(last[key], last[key - 1]);
+  }
+
   static Panel At(const Attention& x, const int32_t* counted, int64_t b, int64_t h, int64_t q0) {
     Panel at = {b, h, q0, std::min<int64_t>(kNr, x.queries - q0)};
+    int64_t first = x.first == nullptr ? 0 : q0;
+    for (int64_t q = q0; x.first != nullptr && q < q0 + at.queries; ++q) {
+      first = std::min(first, First(x, b, q)), at.since = std::max(at.since, First(x, b, q));
+    }
     for (int64_t q = q0; x.key_mask != nullptr && q < q0 + at.queries; ++q) {
       at.is_blind |= counted[Newest(x, q) + 1] == counted[Oldest(x, q)];
     }
-    at.begin = at.is_blind ? 0 : Oldest(x, q0) / kMr * kMr;
+    at.begin = at.is_blind ? 0 : std::max(Oldest(x, q0), first) / kMr * kMr;
     at.end = at.is_blind ? x.keys : Newest(x, q0 + at.queries - 1) + 1;
     return at;
   }
@@ -225,7 +245,13 @@ struct AttentionLoops {
           scale_(_mm512_set1_ps(x.scale * kLog2E)),
           by_cap_(_mm512_set1_ps(x.soft_cap > 0 ? x.scale / x.soft_cap : 0)),
           cap_(_mm512_set1_ps(x.soft_cap * kLog2E)),
-          once_(_mm512_set1_ps(x.window != 0 && x.key_mask != nullptr ? kLowest / 2 : kLowest)) {}
+          once_(_mm512_set1_ps(x.window != 0 && x.key_mask != nullptr ? kLowest / 2 : kLowest)) {
+      for (int v = 0; v < 2; ++v) {
+        const __mmask16 queries = FirstBits(at.queries - 16 * v, 16);
+        const int32_t* first = x.first + at.b * x.queries + at.q0 + 16 * v;
+        first_[v] = x.first == nullptr || queries == 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi32(queries, first);
+      }
+    }
 
     inline __attribute__((always_inline)) bool Counts(int64_t key) const {
       return x_.key_mask == nullptr || x_.key_mask[at_.b * x_.keys + key] != 0;
@@ -233,13 +259,14 @@ struct AttentionLoops {
 
     // Whether all queries of the panel see the key by position.
     inline __attribute__((always_inline)) bool AllSee(int64_t key) const {
-      return !has_positions_ || (From(x_, key) <= at_.q0 && To(x_, key) >= at_.q0 + kNr);
+      return !has_positions_ || (From(x_, key) <= at_.q0 && To(x_, key) >= at_.q0 + kNr && key >= at_.since);
     }
 
     // The bits of the 16 queries of vector v that see the key by position.
     inline __attribute__((always_inline)) __mmask16 Sees(int64_t key, int v) const {
       const int64_t q = at_.q0 + 16 * v;
-      return FirstBits(To(x_, key) - q, 16) & ~FirstBits(From(x_, key) - q, 16);
+      const __mmask16 since = _mm512_cmple_epi32_mask(first_[v], _mm512_set1_epi32(static_cast<int32_t>(key)));
+      return FirstBits(To(x_, key) - q, 16) & ~FirstBits(From(x_, key) - q, 16) & since;
     }
 
     // `tanh`: of a capped score.
@@ -265,6 +292,7 @@ struct AttentionLoops {
     const Panel& at_;
     const bool has_positions_;
     const __m512 scale_, by_cap_, cap_, once_;
+    __m512i first_[2];  // of each query; 0 without `first`
   };
 
   // Which of 16 queries, those of vector v of a panel, keep their key. A row of the mask is a batch entry, or where that has more than
@@ -602,7 +630,8 @@ struct AttentionLoops {
         // Queries before `from`, and from `to` on, see no key of the panel.
         const int64_t key = first + i * kMr;
         const int64_t from = is_blind ? 0 : std::max<int64_t>(0, From(x, key) - q0);
-        const int64_t to = is_blind ? queries : std::min(queries, To(x, key + kMr - 1) - q0);
+        int64_t to = is_blind ? queries : std::min(queries, To(x, key + kMr - 1) - q0);
+        if (x.first != nullptr) to = std::min<int64_t>(to, memory.last[std::min(key + kMr, x.keys) - 1] + 1 - q0);
         const int64_t k = from / kNr * kNr / kPerWord, needed = std::min(words, CeilDiv(Words(to), 16) * 16);
         if (k >= needed) continue;
         float* tile = sums + ((key / kMr) * width_panels + d) * kTile;
@@ -688,6 +717,7 @@ struct AttentionLoops {
       const PanelsOfA k_rows = ByRows(x, x.k, b, kv, memory.k_rows), v_rows = ByRows(x, x.v, b, kv, memory.v_rows);
       const PanelsOfA keys = ByWidth(x, x.k, b, kv, memory.by_width);
       Count(x, b, memory.counted);
+      FindLast(x, b, memory.last);
       float* dk = plan.chunks == 1 ? memory.dk : shared.sums.data() + (head * plan.chunks + chunk) * plan.sums;
       float* dv = plan.chunks == 1 ? memory.dv : dk + half;
       std::fill_n(dk, half, 0.0f);

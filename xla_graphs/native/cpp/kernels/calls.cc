@@ -272,7 +272,14 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
     auto statistics = results.get<ffi::AnyBuffer>(1);
     if (statistics.has_error() || !takes_statistics(**statistics)) return invalid("the statistics do not fit");
   }
-  if (masks[2] != 0) {
+  if (masks[2] == 2) {
+    const auto first = operands.get<ffi::AnyBuffer>(arrays + is_backward);
+    if (first.has_error() || first->element_type() != ffi::DataType::S32 || static_cast<int64_t>(first->element_count()) != x.batch * x.queries ||
+        !x.is_causal || x.queries != x.keys) {
+      return invalid("the first keys do not fit");
+    }
+    x.first = static_cast<const int32_t*>(first->untyped_data());
+  } else if (masks[2] != 0) {
     const auto mask = operands.get<ffi::AnyBuffer>(arrays + is_backward);
     if (mask.has_error() || mask->element_type() != ffi::DataType::PRED || static_cast<int64_t>(mask->element_count()) != x.batch * x.keys) {
       return invalid("the key mask does not fit");

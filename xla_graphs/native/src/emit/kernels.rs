@@ -100,7 +100,7 @@ pub(super) fn attention(call: &KernelAttention, operands: &[&Shape]) -> HloInstr
         array(&[
             u32::from(of.causal),
             of.window.unwrap_or(0),
-            u32::from(of.key_mask)
+            of.key_mask.number()
         ]),
         array(&[u32::from(of.dropout.is_some()), call.threshold, call.stream]),
         array(&[

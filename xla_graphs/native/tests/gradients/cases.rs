@@ -1,7 +1,7 @@
 //! The table of gradient cases: one entry per operation or way of using it.
 
 use crate::support::{Rng, Value};
-use xtrain_graphs::op::{Attention, DotDims, F64, Gelu};
+use xtrain_graphs::op::{Attention, DotDims, F64, Gelu, KeyMask};
 use xtrain_graphs::{DType, Result, Tensor};
 
 /// Where a float argument's elements lie: away from the function's kinks and poles by more than the
@@ -31,6 +31,8 @@ pub enum Argument {
     Labels(Vec<usize>, usize),
     /// `pred`, true with this probability.
     Mask(Vec<usize>, f64),
+    /// `s32[B, T]`, where the example of each token begins: examples of one token to four.
+    Starts([usize; 2]),
 }
 
 impl Argument {
@@ -60,6 +62,18 @@ impl Argument {
                     &(0..count(dims)).map(|_| label(rng)).collect::<Vec<_>>(),
                 )
             }
+            Argument::Starts([b, t]) => {
+                let mut starts: Vec<f64> = Vec::new();
+                for i in 0..b * t {
+                    let is_start = i % t == 0 || rng.bool(0.4);
+                    starts.push(if is_start {
+                        (i % t) as f64
+                    } else {
+                        starts[i - 1]
+                    });
+                }
+                Value::new(DType::S32, &[*b, *t], &starts)
+            }
             Argument::Mask(dims, share) => {
                 let bits: Vec<f64> = (0..count(dims))
                     .map(|_| f64::from(u8::from(rng.bool(*share))))
@@ -75,6 +89,7 @@ impl Argument {
             Argument::Ids(dims, limit) => format!("ids{dims:?}<{limit}"),
             Argument::Labels(dims, limit) => format!("labels{dims:?}<{limit}"),
             Argument::Mask(dims, _) => format!("mask{dims:?}"),
+            Argument::Starts(dims) => format!("starts{dims:?}"),
         }
     }
 }
@@ -506,7 +521,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
             attention(
                 rng,
                 Attention {
-                    key_mask: true,
+                    key_mask: KeyMask::Keys,
                     ..plain()
                 },
                 0.6,
@@ -516,7 +531,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
             attention(
                 rng,
                 Attention {
-                    key_mask: true,
+                    key_mask: KeyMask::Keys,
                     ..plain()
                 },
                 0.0,
@@ -548,11 +563,32 @@ fn composites() -> Vec<(&'static str, Draw)> {
             let of = Attention {
                 causal,
                 window: Some(rng.int(2, 4) as u32),
-                key_mask: rng.bool(0.5),
+                key_mask: [KeyMask::None, KeyMask::Keys][rng.int(0, 1)],
                 ..plain()
             };
             let length = if causal { 32 } else { 48 } + rng.int(0, 3);
             attention_of(of, 0.8, [1, 1, length, length, 1], 2)
+        }),
+        ("attention, packed examples", |rng| {
+            let of = Attention {
+                causal: true,
+                window: [None, Some(3)][rng.int(0, 1)],
+                key_mask: KeyMask::Before,
+                dropout: [None, Some(F64::new(0.3))][rng.int(0, 1)],
+                soft_cap: [None, Some(F64::new(0.7))][rng.int(0, 1)],
+                ..plain()
+            };
+            attention_of(of, 1.0, [2, 1, 6, 6, 2], 2)
+        }),
+        ("attention, packed examples in blocks of a window", |rng| {
+            let of = Attention {
+                causal: true,
+                window: Some(rng.int(2, 4) as u32),
+                key_mask: KeyMask::Before,
+                ..plain()
+            };
+            let length = 32 + rng.int(0, 3);
+            attention_of(of, 1.0, [1, 1, length, length, 1], 2)
         }),
         ("attention, everything", |rng| {
             let window = Some(rng.int(1, 3) as u32);
@@ -563,7 +599,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
                     scale: F64::new(0.5),
                     causal: true,
                     window,
-                    key_mask: true,
+                    key_mask: KeyMask::Keys,
                     dropout,
                     soft_cap: Some(F64::new(1.5)),
                 },
@@ -578,7 +614,7 @@ fn plain() -> Attention {
         scale: F64::new(1.0),
         causal: false,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     }
@@ -611,14 +647,16 @@ fn attention_of(
         real(&[b, kv_heads, s, d], Domain::Any),
         real(&[b, kv_heads, s, d], Domain::Any),
     ];
-    if attributes.key_mask {
-        arguments.push(Argument::Mask(vec![b, s], visible));
+    match attributes.key_mask {
+        KeyMask::None => {}
+        KeyMask::Keys => arguments.push(Argument::Mask(vec![b, s], visible)),
+        KeyMask::Before => arguments.push(Argument::Starts([b, t])),
     }
     if let Some(rate) = attributes.dropout {
         arguments.push(Argument::Mask(vec![b, h, t, s], 1.0 - rate.get()));
     }
     let function = move |x: &[Tensor]| {
-        let key_mask = attributes.key_mask.then(|| &x[3]);
+        let key_mask = attributes.key_mask.is_some().then(|| &x[3]);
         let keep = attributes.dropout.map(|_| &x[x.len() - 1]);
         x[0].attention(&x[1], &x[2], key_mask, keep, attributes)
     };

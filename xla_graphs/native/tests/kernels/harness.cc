@@ -409,7 +409,18 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
   std::vector<uint8_t> mask(x.batch * x.keys);
   for (int64_t i = 0; i < static_cast<int64_t>(mask.size()); ++i) mask[i] = random() % 8 != 0 && (number % 5 || i % x.keys > x.keys / 3);
   if (random() % 8 == 0) std::fill_n(mask.begin(), x.keys, 0);
-  if (random() % 2) x.key_mask = mask.data();
+  std::vector<int32_t> starts(x.batch * x.queries);
+  if (random() % 2) {
+    x.key_mask = mask.data();
+  } else if (random() % 2) {
+    // Examples one behind the other, of one token to many.
+    const int64_t most = 1 + random() % 120;
+    for (int64_t i = 0; i < static_cast<int64_t>(starts.size()); ++i) {
+      const int64_t t = i % x.queries;
+      starts[i] = t == 0 || random() % most == 0 ? t : starts[i - 1];
+    }
+    x.first = starts.data(), x.is_causal = true, x.keys = x.queries;
+  }
   const double rate = 0.3;
   if (random() % 2) {
     x.dropout = {true, static_cast<uint32_t>(rate * 4294967296.0), static_cast<uint32_t>(random()), {static_cast<uint32_t>(random()), 7, static_cast<uint32_t>(random() % 2 ? random() % 3 : random())}, static_cast<float>(1 / (1 - rate))};
@@ -459,7 +470,7 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
           const bool past = !x.is_causal || t >= key;
           const bool near = x.window == 0 || (key > t - x.window && (x.is_causal || key < t + x.window));
           const bool counts = x.key_mask == nullptr || mask[b * x.keys + key];
-          sees[key] = past && near && counts;
+          sees[key] = past && near && counts && (x.first == nullptr || key >= starts[b * x.queries + t]);
           const bool once = x.window != 0 && x.key_mask != nullptr && ((past && near) || (past && counts));
           if (!sees[key]) s[key] = once ? -1e38 : -2e38;
           most = std::max(most, s[key]);
@@ -519,9 +530,9 @@ bool TestAttention(const Named& named, const Implementation& implementation, std
     const double allowed = (x.is_bf16 ? 2e-2 : 5e-6) * std::max(size, 0.05);
     if (worst <= allowed && inside) return;
     ok = false;
-    std::printf("%s: attention %d, %s: error %g of %g%s; B %ld H %ld K %ld T %ld S %ld D %ld causal %d window %ld mask %d dropout %d cap %g\n", named.name,
+    std::printf("%s: attention %d, %s: error %g of %g%s; B %ld H %ld K %ld T %ld S %ld D %ld causal %d window %ld mask %d first %d dropout %d cap %g\n", named.name,
                 number, what, worst, size, inside ? "" : ", written outside", long(x.batch), long(x.heads), long(x.kv_heads), long(x.queries),
-                long(x.keys), long(x.width), x.is_causal, long(x.window), x.key_mask != nullptr, x.dropout.is_on, x.soft_cap);
+                long(x.keys), long(x.width), x.is_causal, long(x.window), x.key_mask != nullptr, x.first != nullptr, x.dropout.is_on, x.soft_cap);
   };
   compare("out", out, want_out, 0);
   compare("dq", q, want_dq, largest);
@@ -843,9 +854,13 @@ int Bench(int threads) {
       std::vector<std::vector<float>> arrays(8, std::vector<float>(size, 0.01f));
       const auto heads = [&](int i, int64_t n) { return Heads{arrays[i].data(), {t * n * d, d, n * d}}; };
       std::vector<float> statistics(2 * b * h * t);
-      Attention x = {named.is_bf16, b, h, kv, t, t, d, heads(0, h), heads(1, kv), heads(2, kv), 0.125f, 0, true, 0, nullptr, {},
+      Attention x = {named.is_bf16, b, h, kv, t, t, d, heads(0, h), heads(1, kv), heads(2, kv), 0.125f, 0, true, 0, nullptr, nullptr, {},
                      heads(3, h), statistics.data(), heads(4, h), heads(5, h), heads(6, kv), heads(7, kv)};
-      for (const bool is_backward : {false, true}) {
+      // As one example, and as examples of 100.
+      std::vector<int32_t> starts(b * t);
+      for (int64_t i = 0; i < b * t; ++i) starts[i] = static_cast<int32_t>(i % t / 100 * 100);
+      for (const auto& [is_backward, is_packed] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+        x.first = is_packed ? starts.data() : nullptr;
         std::vector<double> times;
         for (int i = 0; i < 20; ++i) {
           const double begin = ProcessorTime();
@@ -854,8 +869,8 @@ int Bench(int threads) {
         }
         std::sort(times.begin(), times.end());
         const double flops = (is_backward ? 10.0 : 4.0) * b * h * t * t * d / 2;
-        std::printf("%-10s attention %s B %ld H %ld K %ld T %ld D %ld: %.2f ms a thread, %.0f GFLOP/s\n", named.name,
-                    is_backward ? "backward" : "forward ", long(b), long(h), long(kv), long(t), long(d), times[times.size() / 2] * 1e3 / threads,
+        std::printf("%-10s attention %s%s B %ld H %ld K %ld T %ld D %ld: %.2f ms a thread, %.0f GFLOP/s\n", named.name,
+                    is_backward ? "backward" : "forward ", is_packed ? ", packed" : "", long(b), long(h), long(kv), long(t), long(d), times[times.size() / 2] * 1e3 / threads,
                     flops * threads / times[times.size() / 2] / 1e9);
       }
     }

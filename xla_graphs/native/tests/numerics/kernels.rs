@@ -5,7 +5,7 @@ use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
 use xtrain_graphs::op::{
-    Attention, Comparison, CpuKernel, DotDims, F64, MatmulStart, MatmulSums, Op,
+    Attention, Comparison, CpuKernel, DotDims, F64, KeyMask, MatmulStart, MatmulSums, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
@@ -663,7 +663,7 @@ fn attentions() -> Vec<(Attention, [usize; 6])> {
         scale: F64::new(0.3),
         causal: false,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };
@@ -672,11 +672,16 @@ fn attentions() -> Vec<(Attention, [usize; 6])> {
         ..plain
     };
     let masked = Attention {
-        key_mask: true,
+        key_mask: KeyMask::Keys,
         ..plain
     };
     let dropping = Some(F64::new(0.2));
+    let packed = Attention {
+        key_mask: KeyMask::Before,
+        ..causal
+    };
     vec![
+        (packed, [2, 4, 2, 130, 130, 64]),
         (plain, [2, 3, 3, 33, 47, 20]),
         (causal, [1, 4, 2, 130, 130, 64]),
         (masked, [3, 2, 1, 40, 40, 8]),
@@ -703,6 +708,15 @@ fn attentions() -> Vec<(Attention, [usize; 6])> {
                 ..plain
             },
             [1, 2, 2, 100, 100, 24],
+        ),
+        (
+            Attention {
+                window: Some(11),
+                dropout: dropping,
+                soft_cap: Some(F64::new(2.0)),
+                ..packed
+            },
+            [3, 2, 2, 201, 201, 24],
         ),
     ]
 }
@@ -737,7 +751,13 @@ fn attention_graph(
         Some(rate) => DropoutRng::keyed(key.clone()).keep_mask(&[b, h, t, s], rate.get())?,
         None => None,
     };
-    let out = q.attention(&k, &v, of.key_mask.then_some(mask), keep.as_ref(), of)?;
+    let out = q.attention(
+        &k,
+        &v,
+        of.key_mask.is_some().then_some(mask),
+        keep.as_ref(),
+        of,
+    )?;
     let weights = q.trace().iota(DType::F32, &[d], 0)?.cos()?;
     let loss = out.convert(DType::F32)?.mul(&weights)?.sum_all()?;
     let mut results = vec![out.convert(DType::F32)?];
@@ -770,7 +790,15 @@ fn attention_by_a_call_is_attention() {
             };
             // The first keys of each row do not count: with a causal mask some queries see none.
             let mask: Vec<f64> = (0..b * s).map(|i| f64::from(i % s > 2 + i / s)).collect();
-            arguments.push(Value::new(DType::Pred, &[b, s], &mask));
+            arguments.push(match of.key_mask {
+                // Examples of 7 tokens, and one of many.
+                KeyMask::Before => {
+                    let start = |i: usize| if i % s < s / 2 { i % s / 7 * 7 } else { s / 2 };
+                    let starts: Vec<f64> = (0..b * s).map(|i| start(i) as f64).collect();
+                    Value::new(DType::S32, &[b, s], &starts)
+                }
+                _ => Value::new(DType::Pred, &[b, s], &mask),
+            });
             // A shard whose first element no index of 32 bits would tell from the first of all.
             let shard = f64::from(1u32 << 30);
             arguments.push(match case % 2 {

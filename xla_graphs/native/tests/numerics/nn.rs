@@ -1,7 +1,7 @@
 //! Composites: GELU, layer norm, cross entropy, attention.
 
 use crate::support::{Rng, Value, assert_close, evaluate, reference};
-use xtrain_graphs::op::{Attention, F64, Gelu};
+use xtrain_graphs::op::{Attention, F64, Gelu, KeyMask};
 use xtrain_graphs::{DType, Tensor, backward};
 
 #[test]
@@ -113,7 +113,14 @@ fn attention(
     };
     let mut arguments = vec![draw(t), draw(s), draw(s)];
     let [q, k, v] = [0, 1, 2].map(|i: usize| arguments[i].numbers());
-    arguments.extend(key_mask.map(|mask| Value::new(DType::Pred, &[b, s], mask)));
+    let is_packed = attributes.key_mask == KeyMask::Before;
+    let dtype = if is_packed { DType::S32 } else { DType::Pred };
+    arguments.extend(key_mask.map(|mask| Value::new(dtype, &[b, s], mask)));
+    // Of examples the mask has the first key of each query.
+    let shows = |mask: &[f64], entry: usize, ti: usize, si: usize| match is_packed {
+        true => si as f64 >= mask[entry * t + ti],
+        false => mask[entry * s + si] != 0.0,
+    };
     arguments.extend(keep.map(|keep| Value::new(DType::Pred, &[b, h, t, s], keep)));
     let got = evaluate(&arguments, |_, x| {
         let keep = keep.map(|_| x.last().unwrap());
@@ -143,13 +150,13 @@ fn attention(
                     && attributes
                         .window
                         .is_none_or(|w| within(attributes, w, ti, si))
-                    && key_mask.is_none_or(|mask| mask[head / h * s + si] != 0.0)
+                    && key_mask.is_none_or(|mask| shows(mask, head / h, ti, si))
             },
             counts_unseen: &|ti, si| match (attributes.window, key_mask) {
                 // Two masks, each with the causal one in it: what both block is blocked twice.
                 (Some(w), Some(mask)) => {
                     (!attributes.causal || si <= ti)
-                        && (within(attributes, w, ti, si) || mask[head / h * s + si] != 0.0)
+                        && (within(attributes, w, ti, si) || shows(mask, head / h, ti, si))
                 }
                 _ => true,
             },
@@ -176,7 +183,7 @@ fn attention_with_each_mask() {
         scale: F64::new(0.6),
         causal: false,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };
@@ -279,7 +286,7 @@ fn attention_in_blocks_of_a_window() {
         scale: F64::new(0.6),
         causal: true,
         window: Some(3),
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };
@@ -319,6 +326,48 @@ fn attention_in_blocks_of_a_window() {
     }
 }
 
+/// Where the example of each token of a row begins: examples of these lengths, over and over.
+fn starts(t: usize, lengths: &[usize]) -> Vec<f64> {
+    let mut starts = Vec::new();
+    for length in lengths.iter().cycle() {
+        if starts.len() >= t {
+            break;
+        }
+        starts.extend(vec![starts.len() as f64; *length]);
+    }
+    starts.truncate(t);
+    starts
+}
+
+/// Packed examples see themselves alone, in their windows, whole rows or block by block; the two rows
+/// have other examples.
+#[test]
+fn attention_within_packed_examples() {
+    let packed = Attention {
+        scale: F64::new(0.6),
+        causal: true,
+        window: None,
+        key_mask: KeyMask::Before,
+        dropout: None,
+        soft_cap: None,
+    };
+    let rows = |t: usize| [starts(t, &[3, 1, 7]), starts(t, &[t])].concat();
+    for (window, cap, t) in [
+        (None, None, 12),
+        (Some(4), None, 12),
+        (None, Some(0.8), 23),
+        (Some(3), Some(0.8), 41),
+        (Some(131), None, 600),
+    ] {
+        let of = Attention {
+            window,
+            soft_cap: cap.map(F64::new),
+            ..packed
+        };
+        attention(of, t, t, Some(&rows(t)), None);
+    }
+}
+
 /// Query heads that share a key and value head get what each would of a copy of its own.
 #[test]
 fn grouped_queries_are_attention_with_repeated_heads() {
@@ -333,7 +382,7 @@ fn grouped_queries_are_attention_with_repeated_heads() {
         scale: F64::new(0.6),
         causal: true,
         window: None,
-        key_mask: false,
+        key_mask: KeyMask::None,
         dropout: None,
         soft_cap: None,
     };

@@ -1,7 +1,7 @@
 //! A small transformer's training step, broad enough to reach most operations: for tests of graphs
 //! as a whole.
 
-use xtrain_graphs::op::{Attention, F64, Gelu};
+use xtrain_graphs::op::{Attention, F64, Gelu, KeyMask};
 use xtrain_graphs::optim::{
     ADAMW, Hyperparameters, ParameterInfo, StepScalars, Update, clip_factor, global_norm,
 };
@@ -73,7 +73,7 @@ fn record(layers: usize) -> Result<Graph> {
             scale: F64::new(0.5),
             causal: true,
             window: Some(3),
-            key_mask: true,
+            key_mask: KeyMask::Keys,
             dropout: Some(F64::new(0.1)),
             soft_cap: None,
         };

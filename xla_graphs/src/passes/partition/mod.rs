@@ -173,7 +173,7 @@ fn input_shard(trace: &Trace, input: &InputSpec, partition: &Partition) -> Resul
 mod tests {
     use super::*;
     use crate::backward;
-    use crate::op::{Attention, Composite, F64};
+    use crate::op::{Attention, Composite, F64, KeyMask};
 
     /// Attention of four query heads on two of keys and values, with all gradients, divided between
     /// `parts` replicas: the operands' shapes of each attention, and the results' shapes.
@@ -191,7 +191,7 @@ mod tests {
             scale: F64::new(0.5),
             causal: true,
             window: None,
-            key_mask: false,
+            key_mask: KeyMask::None,
             dropout: None,
             soft_cap: None,
         };
