@@ -158,8 +158,8 @@ pub mod sets {
         /// Commands that run something on a device.
         RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Bench | Quickstart | Doctor,
         /// Commands that a device's settings matter to.
-        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate
-            | Bench | Quickstart | Doctor,
+        ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
+            | Quickstart | Doctor,
         /// Commands that open a device.
         OPENING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
             | Quickstart | Doctor | Cache(Verify),
