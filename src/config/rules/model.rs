@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use xtrain_checkpoint::{self as checkpoint, Weights, weights};
 use xtrain_data::Tokenizer;
 use xtrain_models::{MODEL_TYPES, preset_name, presets};
-use xtrain_report::printable::quotable;
 use xtrain_report::runs::checkpoints::newest_checkpoint;
 
 /// Either a directory with weights, or a description of a model with random ones.
