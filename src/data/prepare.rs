@@ -255,9 +255,10 @@ impl Job<'_> {
             );
         }
         if out.is_empty() {
-            let name = match unlearned.is_empty() {
-                true => self.name(),
-                false => format!("{} ({})", self.name(), row_numbers(&unlearned)),
+            let name = if unlearned.is_empty() {
+                self.name()
+            } else {
+                format!("{} ({})", self.name(), row_numbers(&unlearned))
             };
             return Err(recipe.empty(name, self.share, totals, largest));
         }
@@ -268,9 +269,10 @@ impl Job<'_> {
                 totals.lines,
                 self.name(),
                 recipe.length(),
-                match recipe.joins_examples() {
-                    true => "",
-                    false => " and are left out",
+                if recipe.joins_examples() {
+                    ""
+                } else {
+                    " and are left out"
                 },
                 row_numbers(&unlearned)
             );
