@@ -228,8 +228,8 @@ impl<'m> Merger<'m> {
         }
         let saved = self.own.get(&self.adapter.saved_name(name));
         let shape = saved.expect("what is added is in the adapter").shape;
-        let first = self.base.iter().map(|view| view.shape.dtype);
-        let dtype = first.filter(|dtype| dtype.is_float()).next();
+        let mut types = self.base.iter().map(|view| view.shape.dtype);
+        let dtype = types.find(|dtype| dtype.is_float());
         shape.with_dtype(dtype.unwrap_or(DType::F32))
     }
 

@@ -488,9 +488,10 @@ impl TaskData {
         // Lengths that no batch can have need no graph.
         let named = all.len() > 1;
         let used: Vec<usize> = sets.iter().flat_map(|set| set.lengths()).collect();
-        let lengths = match used.is_empty() {
-            true => of_split,
-            false => all.into_iter().filter(|it| used.contains(it)).collect(),
+        let lengths = if used.is_empty() {
+            of_split
+        } else {
+            all.into_iter().filter(|it| used.contains(it)).collect()
         };
         let pairs = self.plan.has_pairs() && self.context.tokenizer.has_segments();
         BatchForm {

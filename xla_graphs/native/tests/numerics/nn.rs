@@ -117,9 +117,12 @@ fn attention(
     let dtype = if is_packed { DType::S32 } else { DType::Pred };
     arguments.extend(key_mask.map(|mask| Value::new(dtype, &[b, s], mask)));
     // Of examples the mask has the first key of each query.
-    let shows = |mask: &[f64], entry: usize, ti: usize, si: usize| match is_packed {
-        true => si as f64 >= mask[entry * t + ti],
-        false => mask[entry * s + si] != 0.0,
+    let shows = |mask: &[f64], entry: usize, ti: usize, si: usize| {
+        if is_packed {
+            si as f64 >= mask[entry * t + ti]
+        } else {
+            mask[entry * s + si] != 0.0
+        }
     };
     arguments.extend(keep.map(|keep| Value::new(DType::Pred, &[b, h, t, s], keep)));
     let got = evaluate(&arguments, |_, x| {
