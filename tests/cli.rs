@@ -327,8 +327,8 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: unknown command `sft`\nhint: did you mean `xtrain train sft`?\n",
         ),
         (
-            "train dpo".into(),
-            "error: unknown command `train dpo`\nhint: preference optimization (such as DPO) is not supported yet;",
+            "train grpo".into(),
+            "error: unknown command `train grpo`\nhint: ",
         ),
         ("train".into(), "error: `xtrain train` needs one of: clm, "),
         (

@@ -379,7 +379,11 @@ fn rows_of_text_equal_trl() {
                         let is_answer = answer.get(column) == Some(&1);
                         assert_eq!(labels[at] != -100, is_answer, "{what}");
                         if is_there {
-                            assert_eq!(Some(&batch.input_ids[at]), ids_of_trl.get(column), "{what}");
+                            assert_eq!(
+                                Some(&batch.input_ids[at]),
+                                ids_of_trl.get(column),
+                                "{what}"
+                            );
                         }
                     }
                 }
@@ -557,7 +561,8 @@ fn follow(training: Training<'_>) {
         let schedule = Schedule {
             kind: ScheduleKind::Linear,
             peak: hyper("peak_lr"),
-            warmup: hyper("warmup_steps") as u64,
+            // As the peer warms up: for the same share of fewer steps.
+            warmup: hyper("warmup_steps") as u64 / accumulation,
             total,
         };
         let uploaded: Vec<_> = batches.iter().map(|batch| bench.upload(batch)).collect();

@@ -14,14 +14,14 @@ struct Adapted {
     adapter: Adapter,
 }
 
-/// The same model with an adapter, of which nothing else is trained.
-///
-/// # Errors
-/// If the configuration means no layer of the model, or the forward pass cannot be recorded.
-pub fn adapt(base: Box<dyn Model>, config: LoraConfig) -> Result<Box<dyn Model>> {
+/// [`adapt`](crate::adapt); `usual`: see [`Adapter::of`].
+pub(crate) fn adapt(
+    base: Box<dyn Model>,
+    config: LoraConfig,
+    usual: Option<&[&str]>,
+) -> Result<Box<dyn Model>> {
     let info = base.info();
-    let model_type = info.config.text("model_type")?;
-    let adapter = Adapter::of(config, info.declaration(), info.head, &model_type)?;
+    let adapter = Adapter::of(config, info.declaration(), info.head, usual)?;
     let adapted = Adapted {
         info: info.undeclared(),
         adapter,

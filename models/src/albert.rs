@@ -37,6 +37,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "Albert",
     kind: Kind::Encoder,
     // The released sizes of version 2.
+    lora_targets: None,
     presets: || {
         vec![
             ("albert-base-v2", sizes(768, 12, 12)),

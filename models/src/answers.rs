@@ -53,7 +53,7 @@ impl Answers {
     }
 
     /// `f32[R]`: the log-probability of each answer, the sum of its tokens'. With `verbosity`, tokens
-    /// past the length of a pair's shorter answer count so many times (LD-DPO, arXiv 2409.06411).
+    /// past the length of a pair's shorter answer have this weight (LD-DPO, arXiv 2409.06411).
     pub(crate) fn summed(&self, verbosity: Option<f64>) -> Result<Tensor> {
         let Some(alpha) = verbosity else {
             return Ok(self.log_probs.sum(&[1])?);
@@ -181,7 +181,7 @@ pub(crate) fn sum_where(values: &Tensor, is_counted: &Tensor) -> Result<Tensor> 
 }
 
 /// What is dropped out of a model: what its configuration says, or nothing, as TRL's trainers have it
-/// unless they are told otherwise. Noise on embeddings stays.
+/// by default. Noise on embeddings stays.
 pub(crate) fn dropout(rng: &DropoutRng, is_wanted: bool) -> DropoutRng {
     if is_wanted {
         rng.clone()

@@ -28,6 +28,7 @@ pub(crate) const FAMILY: Family = Family {
     organization: "google-bert",
     class_prefix: "Bert",
     kind: Kind::Encoder,
+    lora_targets: Some(&["query", "value"]),
     presets,
     names: NAMES,
     build,

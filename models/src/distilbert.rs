@@ -26,6 +26,7 @@ pub(crate) const FAMILY: Family = Family {
     organization: "distilbert",
     class_prefix: "DistilBert",
     kind: Kind::Encoder,
+    lora_targets: None,
     presets: || {
         vec![
             ("distilbert-base-uncased", json!({})),

@@ -18,6 +18,9 @@ pub(crate) struct Family {
     /// What the names of transformers' classes begin with.
     pub class_prefix: &'static str,
     pub kind: Kind,
+    /// The linear layers that PEFT adapts where none are named, by the ends of their names; `None`: it
+    /// has no choice of its own for the family.
+    pub lora_targets: Option<&'static [&'static str]>,
     /// What a new model starts from, mostly transformers' defaults: a `config.json`, in parts that each
     /// add what those before them lack.
     pub defaults: &'static [&'static str],

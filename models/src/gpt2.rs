@@ -40,6 +40,7 @@ pub(crate) const FAMILY: Family = Family {
         sequence: Some("ForSequenceClassification"),
         token: None,
     },
+    lora_targets: Some(&["c_attn"]),
     presets,
     names: GPT_NAMES,
     build: |config, read, head| Ok(Box::new(Gpt2::new(config, read, head)?)),

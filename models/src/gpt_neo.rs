@@ -36,6 +36,7 @@ pub(crate) const FAMILY: Family = Family {
     organization: "EleutherAI",
     class_prefix: "GPTNeo",
     kind: Kind::DECODER,
+    lora_targets: Some(&["q_proj", "v_proj"]),
     presets,
     names: NAMES,
     build: |config, read, head| Ok(Box::new(GptNeo::new(config, read, head)?)),

@@ -37,6 +37,7 @@ pub(crate) const FAMILY: Family = Family {
       "tie_word_embeddings": false, "use_cache": true, "bos_token_id": 0, "eos_token_id": 2,
       "torch_dtype": "float32"
     }"#],
+    lora_targets: Some(&["query_key_value"]),
     presets,
     names: &[
         ("rope_theta", "rotary_emb_base"),

@@ -52,7 +52,6 @@ mod weights;
 mod xlm_roberta;
 
 pub use activation::Activation;
-pub use adapted::adapt;
 pub use answers::PAIR;
 pub use axis::Axis;
 pub use batch::TokenBatch;
@@ -65,7 +64,7 @@ pub use head::HeadKind;
 pub use kto::{DESIRABLE, Kto};
 pub use kv_cache::KvCache;
 pub use linear::Linear;
-pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules, has_usual_targets};
+pub use lora::{Adapter, AdapterBias, LoraConfig, LoraLayer, Modules};
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, LossSum, Predictions, logits};
 pub use model::{Model, ModelInfo, Pooling};
 pub use objective::{
@@ -257,6 +256,20 @@ pub fn is_encoder(name: &str) -> Option<bool> {
 /// preset.
 pub fn has_head(name: &str, head: HeadKind) -> Option<bool> {
     Some(named(name)?.class(head).is_some())
+}
+
+/// The same model with an adapter, of which nothing else is trained.
+///
+/// # Errors
+/// If the configuration means no layer of the model, or the forward pass cannot be recorded.
+pub fn adapt(base: Box<dyn Model>, config: LoraConfig) -> Result<Box<dyn Model>> {
+    let usual = family(base.config())?.lora_targets;
+    adapted::adapt(base, config, usual)
+}
+
+/// Whether PEFT has a choice of its own of the layers that are adapted in a family.
+pub fn has_usual_targets(model_type: &str) -> bool {
+    named(model_type).is_some_and(|family| family.lora_targets.is_some())
 }
 
 /// The family of a model type or preset.

@@ -44,6 +44,7 @@ pub(crate) const FAMILY: Family = Family {
     organization: "answerdotai",
     class_prefix: "ModernBert",
     kind: Kind::Encoder,
+    lora_targets: None,
     presets: || {
         let large = json!({
             "hidden_size": 1024,

@@ -30,6 +30,7 @@ pub(crate) const FAMILY: Family = Family {
     organization: "FacebookAI",
     class_prefix: "Roberta",
     kind: Kind::Encoder,
+    lora_targets: Some(&["query", "value"]),
     presets,
     names: bert::NAMES,
     build,

@@ -18,6 +18,7 @@ pub(crate) const FAMILY: Family = Family {
         roberta::FAMILY.defaults[1],
     ],
     class_prefix: "XLMRoberta",
+    lora_targets: Some(&["query", "value"]),
     presets: || {
         vec![
             ("xlm-roberta-base", sizes(768, 12, 12)),

@@ -419,7 +419,7 @@ Optimizer {
     /// Arguments of the optimizer, torch's names, as momentum=0.9,nesterov=true or as a JSON object
     /// (a table in a settings file)
     optim_args: NamedArguments = "", TRAIN;
-    /// Peak learning rate; default for dpo and kto: 1e-6, for reward: 1e-4, as in TRL
+    /// Peak learning rate; dpo and kto: 1e-6, reward: 1e-4, as in TRL
     learning_rate: NotNegative = "5e-5", TRAIN;
     /// Weight decay, not applied to biases and layer norms
     weight_decay: NotNegative = "0.0", TRAIN;

@@ -9,12 +9,16 @@ use xtrain_tasks::dpo::DpoLoss;
 
 /// The peak learning rate: TRL's defaults where a task has one of its own.
 pub fn learning_rate(flags: &Flags) -> f64 {
-    match flags.command.task() {
-        _ if flags.learning_rate.is_given() => *flags.learning_rate,
-        Some(TaskName::Dpo | TaskName::Kto) => 1e-6,
-        Some(TaskName::Reward) => 1e-4,
-        _ => *flags.learning_rate,
-    }
+    let usual = match flags.command.task() {
+        Some(TaskName::Dpo | TaskName::Kto) => Some(1e-6),
+        Some(TaskName::Reward) => Some(1e-4),
+        Some(
+            TaskName::Clm | TaskName::Sft | TaskName::Mlm | TaskName::Cls | TaskName::TokenCls,
+        )
+        | None => None,
+    };
+    let usual = usual.filter(|_| !flags.learning_rate.is_given());
+    usual.unwrap_or(*flags.learning_rate)
 }
 
 /// What `train dpo` learns.

@@ -76,7 +76,7 @@ impl BatchForm {
         self.named.then(|| tokens.to_string().into())
     }
 
-    /// The shapes of batches of so many examples a replica, which decide about graphs.
+    /// The shapes of batches of `examples` examples a replica, which decide about graphs.
     pub fn shapes(&self, examples: usize) -> Vec<BatchShape> {
         let rows = examples * self.objective.rows();
         let shape = |tokens: &usize| {

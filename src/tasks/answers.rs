@@ -503,7 +503,7 @@ impl Answers {
         Ok(encoded)
     }
 
-    /// A row of a prompt of so many tokens with its answer, cut to the length of the longest.
+    /// A row of a prompt of `prompt` tokens with its answer, cut to the length of the longest.
     fn row(&self, ids: &[u32], prompt: usize) -> Row {
         let cut = ids.len().saturating_sub(self.length);
         let range = match self.settings.truncation {

@@ -62,7 +62,7 @@ pub struct SftDataSettings {
     pub completion_only_loss: bool,
     /// Of a conversation, the loss is that of the assistant's turns alone.
     pub assistant_only_loss: bool,
-    /// How examples are put together into rows; `None`: each is a row of its own.
+    /// How examples are packed into rows; `None`: each is a row of its own.
     pub packing: Option<PackingStrategy>,
     /// The same of sets to evaluate on.
     pub eval_packing: Option<PackingStrategy>,

@@ -111,6 +111,7 @@ const fn family(
             sequence: Some("ForSequenceClassification"),
             token: Some("ForTokenClassification"),
         },
+        lora_targets: Some(&["q_proj", "v_proj"]),
         defaults: &[],
         presets: Vec::new,
         names: &[],
@@ -196,6 +197,7 @@ pub(crate) const QWEN3: Family = Family {
 };
 
 pub(crate) const SMOLLM3: Family = Family {
+    lora_targets: None,
     defaults: &[
         r#"{
           "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3",
@@ -214,6 +216,7 @@ pub(crate) const SMOLLM3: Family = Family {
 };
 
 pub(crate) const GRANITE: Family = Family {
+    lora_targets: None,
     // transformers has no classifiers of it.
     kind: Kind::Decoder {
         causal_lm: "ForCausalLM",
@@ -296,6 +299,7 @@ pub(crate) const GEMMA3: Family = Family {
 };
 
 pub(crate) const PHI3: Family = Family {
+    lora_targets: None,
     defaults: &[
         r#"{
           "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 32064,

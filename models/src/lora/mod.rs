@@ -9,7 +9,6 @@ mod config;
 mod targets;
 
 pub use config::{AdapterBias, LoraConfig, Modules};
-pub use targets::has_usual_targets;
 
 use crate::declaration::{AdaptableModule, Declaration};
 use crate::error::{Error, Result};
@@ -70,7 +69,8 @@ pub(crate) const TOKENS: &str = "token_adapter.trainable_tokens_delta";
 const SAVED_PREFIX: &str = "base_model.model.";
 
 impl Adapter {
-    /// What a configuration means for a model.
+    /// What a configuration means for a model; `usual`: the layers that are adapted where it names none,
+    /// by the ends of their names, else all linear layers but the head.
     ///
     /// # Errors
     /// If it means no layer of it, or a module to save is none of it.
@@ -78,10 +78,10 @@ impl Adapter {
         config: LoraConfig,
         declaration: &Declaration,
         head: HeadKind,
-        model_type: &str,
+        usual: Option<&[&str]>,
     ) -> Result<Adapter> {
         let config = config.for_head(head);
-        let found = config.targets_of(&declaration.linears, model_type);
+        let found = config.targets_of(&declaration.linears, usual);
         if found.is_empty() {
             return Err(Error::NothingToAdapt {
                 known: last_parts(&declaration.linears),

@@ -5,36 +5,8 @@ use crate::declaration::AdaptableModule;
 use crate::head::HeadKind;
 use regex::Regex;
 
-/// PEFT's targets where none are named, by `model_type`; it has none for the other families.
-const USUAL: [(&str, &[&str]); 14] = [
-    ("gpt2", &["c_attn"]),
-    ("gpt_neo", &["q_proj", "v_proj"]),
-    ("gptj", &["q_proj", "v_proj"]),
-    ("gpt_neox", &["query_key_value"]),
-    ("bert", &["query", "value"]),
-    ("roberta", &["query", "value"]),
-    ("xlm-roberta", &["query", "value"]),
-    ("llama", &["q_proj", "v_proj"]),
-    ("mistral", &["q_proj", "v_proj"]),
-    ("qwen2", &["q_proj", "v_proj"]),
-    ("qwen3", &["q_proj", "v_proj"]),
-    ("gemma", &["q_proj", "v_proj"]),
-    ("gemma2", &["q_proj", "v_proj"]),
-    ("gemma3_text", &["q_proj", "v_proj"]),
-];
-
 /// The modules that PEFT trains whole in every classifier.
 const CLASSIFIER_HEADS: [&str; 2] = ["classifier", "score"];
-
-/// Whether PEFT has targets of its own for a family.
-pub fn has_usual_targets(model_type: &str) -> bool {
-    usual(model_type).is_some()
-}
-
-fn usual(model_type: &str) -> Option<&'static [&'static str]> {
-    let found = USUAL.iter().find(|(name, _)| *name == model_type);
-    found.map(|(_, targets)| *targets)
-}
 
 /// Whether a name is one of these, or ends in a dot and one of them.
 fn is_named<S: AsRef<str>>(module: &str, names: &[S]) -> bool {
@@ -86,7 +58,7 @@ impl LoraConfig {
     pub(super) fn targets_of<'l>(
         &self,
         linears: &'l [AdaptableModule],
-        model_type: &str,
+        usual: Option<&[&str]>,
     ) -> Vec<&'l AdaptableModule> {
         let excluded = |module: &str| match &self.exclude {
             Some(Modules::Names(names)) => is_named(module, names),
@@ -108,7 +80,7 @@ impl LoraConfig {
         };
         let mut found: Vec<&AdaptableModule> = match &self.targets {
             Modules::AllLinear => all(),
-            Modules::Usual => usual(model_type).map_or_else(all, named),
+            Modules::Usual => usual.map_or_else(all, named),
             Modules::Names(names) => named(&names.iter().map(String::as_str).collect::<Vec<_>>()),
             Modules::Pattern(pattern) => {
                 let pattern = whole(pattern);
