@@ -38,6 +38,7 @@ pub(crate) const FAMILY: Family = Family {
     kind: Kind::Encoder,
     // The released sizes of version 2.
     lora_targets: None,
+    is_adapted_by_vllm: false,
     presets: || {
         vec![
             ("albert-base-v2", sizes(768, 12, 12)),

@@ -29,6 +29,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "Bert",
     kind: Kind::Encoder,
     lora_targets: Some(&["query", "value"]),
+    is_adapted_by_vllm: false,
     presets,
     names: NAMES,
     build,

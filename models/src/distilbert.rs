@@ -27,6 +27,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "DistilBert",
     kind: Kind::Encoder,
     lora_targets: None,
+    is_adapted_by_vllm: false,
     presets: || {
         vec![
             ("distilbert-base-uncased", json!({})),

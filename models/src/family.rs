@@ -21,6 +21,8 @@ pub(crate) struct Family {
     /// The linear layers that PEFT adapts where none are named, by the ends of their names; `None`: it
     /// has no choice of its own for the family.
     pub lora_targets: Option<&'static [&'static str]>,
+    /// Whether vLLM adds adapters to such models (vLLM 0.11, its list of supported models).
+    pub is_adapted_by_vllm: bool,
     /// What a new model starts from, mostly transformers' defaults: a `config.json`, in parts that each
     /// add what those before them lack.
     pub defaults: &'static [&'static str],

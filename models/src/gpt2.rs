@@ -41,6 +41,7 @@ pub(crate) const FAMILY: Family = Family {
         token: None,
     },
     lora_targets: Some(&["c_attn"]),
+    is_adapted_by_vllm: false,
     presets,
     names: GPT_NAMES,
     build: |config, read, head| Ok(Box::new(Gpt2::new(config, read, head)?)),

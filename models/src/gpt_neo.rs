@@ -37,6 +37,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "GPTNeo",
     kind: Kind::DECODER,
     lora_targets: Some(&["q_proj", "v_proj"]),
+    is_adapted_by_vllm: false,
     presets,
     names: NAMES,
     build: |config, read, head| Ok(Box::new(GptNeo::new(config, read, head)?)),

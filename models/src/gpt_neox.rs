@@ -38,6 +38,7 @@ pub(crate) const FAMILY: Family = Family {
       "torch_dtype": "float32"
     }"#],
     lora_targets: Some(&["query_key_value"]),
+    is_adapted_by_vllm: false,
     presets,
     names: &[
         ("rope_theta", "rotary_emb_base"),

@@ -36,6 +36,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "GPTJ",
     kind: Kind::DECODER,
     lora_targets: Some(&["q_proj", "v_proj"]),
+    is_adapted_by_vllm: false,
     presets: || vec![("gpt-j-6b", json!({})), ("gpt-j-6B", json!({}))],
     names: GPT_NAMES,
     build: |config, read, head| Ok(Box::new(GptJ::new(config, read, head)?)),

@@ -272,6 +272,11 @@ pub fn has_usual_targets(model_type: &str) -> bool {
     named(model_type).is_some_and(|family| family.lora_targets.is_some())
 }
 
+/// Whether vLLM adds adapters to models of a type.
+pub fn is_adapted_by_vllm(model_type: &str) -> bool {
+    named(model_type).is_some_and(|family| family.is_adapted_by_vllm)
+}
+
 /// The family of a model type or preset.
 fn named(name: &str) -> Option<&'static Family> {
     let short = without_organization(name);

@@ -45,6 +45,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "ModernBert",
     kind: Kind::Encoder,
     lora_targets: None,
+    is_adapted_by_vllm: false,
     presets: || {
         let large = json!({
             "hidden_size": 1024,

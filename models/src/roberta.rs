@@ -31,6 +31,7 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "Roberta",
     kind: Kind::Encoder,
     lora_targets: Some(&["query", "value"]),
+    is_adapted_by_vllm: false,
     presets,
     names: bert::NAMES,
     build,

@@ -19,6 +19,7 @@ pub(crate) const FAMILY: Family = Family {
     ],
     class_prefix: "XLMRoberta",
     lora_targets: Some(&["query", "value"]),
+    is_adapted_by_vllm: false,
     presets: || {
         vec![
             ("xlm-roberta-base", sizes(768, 12, 12)),

@@ -3,7 +3,7 @@
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
-use super::command::CommandName;
+use super::command::{CommandName, TaskName};
 use super::error::{Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
@@ -67,6 +67,13 @@ const REMEMBERED: &[&str] = &[
     "whole_word_mask",
 ];
 
+/// Whether an evaluation by this command does as the model's training did. Of the tasks that have losses to
+/// choose from, sft alone has one for all evaluations of a model: those of preferences are named anew.
+fn is_remembered(name: &str, command: CommandName) -> bool {
+    let is_sft = command.task() == Some(TaskName::Sft);
+    REMEMBERED.contains(&name) && (name != "loss_type" || is_sft)
+}
+
 /// Adds what the model's training was given of its data to the settings of an evaluation or a
 /// prediction, which win.
 pub fn recall(flags: &mut Flags) {
@@ -93,7 +100,7 @@ pub fn recall(flags: &mut Flags) {
     let mut seen = Seen::new();
     for entry in entries {
         let is_taken = lookup::find(&entry.key, flags.command).is_some_and(Flag::is_built);
-        let is_remembered = REMEMBERED.contains(&entry.key.as_str());
+        let is_remembered = is_remembered(&entry.key, flags.command);
         if !is_taken || !is_remembered || (names_task && entry.key.ends_with("_column_name")) {
             continue;
         }
@@ -121,7 +128,9 @@ impl Flags {
     /// its data; `None` if that is nothing.
     pub fn data_settings(&self) -> Option<(String, Vec<u8>)> {
         let typed = &self.typed.0;
-        let given = REMEMBERED.iter().filter_map(|name| {
+        let names = REMEMBERED.iter();
+        let names = names.filter(|name| is_remembered(name, self.command));
+        let given = names.filter_map(|name| {
             let text = typed.get(name)?.as_str();
             Some((name.to_string(), serde_json::Value::from(text)))
         });

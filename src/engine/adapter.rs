@@ -2,23 +2,9 @@
 
 use super::error::{Error, failed};
 use xtrain_checkpoint::hash;
-use xtrain_models::{Adapter, AdapterBias, Model, ParameterSet};
+use xtrain_models::{Adapter, AdapterBias, Model, ParameterSet, is_adapted_by_vllm};
 use xtrain_trainer::parameters;
 use xtrain_trainer::session::Session;
-
-/// The families to whose models vLLM adds adapters (vLLM 0.11, its list of supported models).
-const SERVED: [&str; 10] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-    "granite",
-    "smollm3",
-];
 
 /// The ranks that vLLM makes room for; another one takes the next.
 const RANKS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 320, 512];
@@ -77,7 +63,7 @@ pub fn served(adapter: &Adapter, model: &dyn Model) -> String {
     let model_type = model.config().text("model_type").unwrap_or_default();
     let saved: Vec<&str> = adapter.saved_modules().collect();
     let mut reasons = Vec::new();
-    if !SERVED.contains(&model_type.as_str()) {
+    if !is_adapted_by_vllm(&model_type) {
         reasons.push(format!("it adds none to models of {model_type}"));
     }
     if !saved.is_empty() {

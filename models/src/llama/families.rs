@@ -112,6 +112,7 @@ const fn family(
             token: Some("ForTokenClassification"),
         },
         lora_targets: Some(&["q_proj", "v_proj"]),
+        is_adapted_by_vllm: true,
         defaults: &[],
         presets: Vec::new,
         names: &[],
