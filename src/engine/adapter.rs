@@ -1,4 +1,4 @@
-//! What is checked and said of an adapter at the end of its training.
+//! Checks of a trained adapter, and whether vLLM loads it.
 
 use super::error::{Error, failed};
 use xtrain_checkpoint::hash;
