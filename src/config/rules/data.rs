@@ -247,7 +247,7 @@ pub fn packing_takes_whole_sets(flags: &Flags) -> Verdict {
     match limit {
         Some(name) => refuse(
             format!(
-                "--{name} counts examples, and packed rows hold several: it is not built for packing"
+                "--{name} counts examples, and packed rows hold several: packing does not support it yet"
             ),
             "shorten the file instead, or leave --packing out",
         ),
