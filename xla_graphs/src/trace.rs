@@ -208,6 +208,12 @@ impl Trace {
         self.enter("", |provenance| provenance.in_f32 = true)
     }
 
+    /// Until the guard is dropped, what is recorded is cheap to compute from what is kept anyway: the
+    /// backward pass computes it again, in every run, so that its results need no memory until then.
+    pub fn cheap(&self) -> ScopeGuard {
+        self.enter("", |provenance| provenance.is_cheap = true)
+    }
+
     fn enter(&self, name: &str, change: impl FnOnce(&mut Provenance)) -> ScopeGuard {
         let mut inner = self.0.borrow_mut();
         let mut context = inner.contexts.last().copied().unwrap_or_default();

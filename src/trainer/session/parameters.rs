@@ -334,6 +334,7 @@ pub fn load_with_head(
             });
         }
         set_weight(session, parameter, &bytes, &shape)?;
+        weights.release(&fit.stored[&parameter.name]);
     }
     Ok(())
 }
