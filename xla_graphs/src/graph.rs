@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of
 /// failing to decode.
-pub const FORMAT_VERSION: u32 = 5;
+pub const FORMAT_VERSION: u32 = 6;
 
 /// Index of a node in its trace or graph. Operands always have smaller ids than their users.
 pub type NodeId = u32;

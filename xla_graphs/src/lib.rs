@@ -33,7 +33,6 @@ pub use graph::{
     FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec,
 };
 pub use nn::dropout::{DropoutRng, step_key};
-pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;

@@ -14,7 +14,6 @@
 
 use super::fused_attention;
 use super::kernel_attention::{self, MaskSource};
-use super::key_mask;
 use super::window_blocks::Blocks;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -54,7 +53,7 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
     }
     expect("the keys", k, q.dtype, &[b, kv_heads, s, d])?;
     expect("the values", v, q.dtype, &[b, kv_heads, s, d])?;
-    key_mask::expect(attention, operands.get(3).copied(), [b, t, s])?;
+    attention.check_key_mask(operands.get(3).copied(), [b, t, s])?;
     if attention.dropout.is_some() {
         expect(
             "the dropout mask",

@@ -15,7 +15,6 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Composite, Op};
-use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::trace::{Tensor, Trace};
 
@@ -26,16 +25,6 @@ const ROUNDS: usize = 13;
 const KEY_ROUNDS: usize = 20;
 /// The key schedule's parity constant (Skein's, 32 bit).
 const PARITY: u32 = 0x1BD1_1BDA;
-
-pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> Inferred {
-    expect(
-        "the key",
-        key,
-        DType::U32,
-        &[if key.elements() == 3 { 3 } else { 2 }],
-    )?;
-    Ok(Shape::new(DType::U32, dims))
-}
 
 /// The key of a step: a bijection of the step for each seed, so that all 64 bits of both count.
 /// Threefry-2x32 with its usual 20 rounds, the seed as key and the step as counter.

@@ -6,11 +6,10 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::{call_result, dropout, key_mask};
+use super::{call_result, dropout};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
-use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -127,10 +126,7 @@ fn call(
         joins_gradients: false,
     };
     let trace = all[0].trace().clone();
-    trace.record(
-        Op::KernelAttention(Box::new(of)),
-        &all.iter().collect::<Vec<&Tensor>>(),
-    )
+    trace.call(of, &all.iter().collect::<Vec<&Tensor>>())
 }
 
 pub(crate) fn expand(
@@ -158,38 +154,4 @@ pub(crate) fn expand_grad(
     let left = [dy, &out, &call_result(&forward, 1)?];
     let call = call(attention, kernel, operands, Some(left), mask)?;
     call_result(&call, operand as usize)?.transpose(&TURN)
-}
-
-/// The call's first result stands for it.
-pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
-    let [b, h, kv_heads, t, s, d] = call.sizes;
-    let is_dropping = call.of.dropout.is_some();
-    let arrays = call.operands.len();
-    let behind = arrays + usize::from(call.is_backward());
-    let count = behind + usize::from(call.of.key_mask.is_some()) + usize::from(is_dropping);
-    if !matches!(arrays, 3 | 5) || operands.len() != count {
-        return Err(format!("takes {count} operands, got {}", operands.len()));
-    }
-    if kv_heads == 0 || !h.is_multiple_of(kv_heads) || [b, t, s, d].contains(&0) {
-        return Err(format!("has no heads of sizes {:?}", call.sizes));
-    }
-    let (of_q, of_kv) = ([b, h, t], [b, kv_heads, s]);
-    let dims = [of_q, of_kv, of_kv, of_q, of_q];
-    for ((layout, dims), operand) in call.operands.iter().zip(dims).zip(operands) {
-        let last: usize = (dims.iter().zip(layout.strides))
-            .map(|(&size, stride)| (size - 1) * stride)
-            .sum();
-        if operand.dtype != call.dtype || layout.offset + last + d > operand.elements() {
-            return Err(format!("{operand} does not hold {dims:?} heads of {d}"));
-        }
-    }
-    if call.is_backward() {
-        let dims = call.statistics().dims;
-        expect("the statistics", operands[arrays], DType::F32, &dims)?;
-    }
-    key_mask::expect(&call.of, operands.get(behind).copied(), [b, t, s])?;
-    if is_dropping {
-        dropout::infer_bits(operands[count - 1], &[])?;
-    }
-    Ok(call.result_shapes().swap_remove(0))
 }

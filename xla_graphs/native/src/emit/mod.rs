@@ -8,11 +8,10 @@
 
 mod barrier;
 mod builder;
+mod call;
 mod collective;
-mod cudnn;
 mod finish;
 mod ids;
-mod kernels;
 mod shapes;
 
 use prost::Message;

@@ -3,7 +3,9 @@
 
 use crate::kernels::{is_here, values};
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
-use xtrain_graphs::op::{Gelu, KernelCrossEntropy, KernelNormPart, Op};
+use xtrain_graphs::op::{
+    Gelu, KernelCrossEntropy, KernelGelu, KernelNorm, KernelNormPart, OnePass, Op,
+};
 use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 
 /// What an optimizer does: moments, a weight in f32 and its copy in bf16, a gradient in bf16 that is
@@ -39,8 +41,7 @@ fn an_update_in_one_pass_is_the_update() {
         .unwrap();
         let lowered = passes::lower(&graph, target).unwrap();
         lowered.check().unwrap();
-        let is_pass = |op: &Op| matches!(op, Op::OnePass(_));
-        let passes = lowered.nodes.iter().filter(|node| is_pass(&node.op));
+        let passes = lowered.nodes.iter().filter_map(|node| node.op.call::<OnePass>());
         // The norm; the moments and the change with its norm; the weights.
         assert_eq!(passes.count(), 3, "{dims:?}");
         let got = compile_for(&graph, target).run(&arguments);
@@ -98,12 +99,10 @@ fn cross_entropy_by_calls_is_cross_entropy() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls: Vec<&Op> = (lowered.nodes.iter().map(|node| &node.op))
-                .filter(|op| matches!(op, Op::KernelCrossEntropy(_)))
-                .collect();
-            let gradient = Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(dtype));
-            let sums = Op::KernelCrossEntropy(KernelCrossEntropy::LogSumExp);
-            assert_eq!(calls, [&sums, &gradient]);
+            let calls = lowered.nodes.iter().filter_map(|node| node.op.call());
+            let calls: Vec<&KernelCrossEntropy> = calls.collect();
+            let gradient = KernelCrossEntropy::Gradient(dtype);
+            assert_eq!(calls, [&KernelCrossEntropy::LogSumExp, &gradient]);
             let got = compile_for(&graph, target).run(&arguments);
             let want = compile_for(&graph, Target::CPU).run(&arguments);
             assert_close(&got[0].numbers(), &want[0].numbers(), 2e-6);
@@ -156,10 +155,7 @@ fn norms_by_calls_are_norms() {
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
             let parts: Vec<KernelNormPart> = (lowered.nodes.iter())
-                .filter_map(|node| match &node.op {
-                    Op::KernelNorm(call) => Some(call.part),
-                    _ => None,
-                })
+                .filter_map(|node| Some(node.op.call::<KernelNorm>()?.part))
                 .collect();
             let forward = KernelNormPart::Forward(dtype);
             assert_eq!(parts, [forward, KernelNormPart::Backward]);
@@ -212,10 +208,8 @@ fn norms_add_up_what_stands_around_them() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls = lowered.nodes.iter().filter_map(|node| match &node.op {
-                Op::KernelNorm(call) => Some((call.adds, call.narrows)),
-                _ => None,
-            });
+            let calls = lowered.nodes.iter().filter_map(|node| node.op.call::<KernelNorm>());
+            let calls = calls.map(|call| (call.adds, call.narrows));
             let is_low = dtype == DType::BF16;
             let forward = [(false, false), (true, false)];
             let wanted = [forward, [(false, is_low), (true, is_low)]].concat();
@@ -263,13 +257,11 @@ fn gelu_by_calls_is_gelu() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls = lowered.nodes.iter().filter_map(|node| match &node.op {
-                Op::KernelGelu(call) => {
-                    let read = node.operands.iter().map(|&x| &lowered.nodes[x as usize]);
-                    let read: Vec<DType> = read.map(|node| node.shape.dtype).collect();
-                    Some((read, call.shape.dtype, call.is_gradient))
-                }
-                _ => None,
+            let calls = lowered.nodes.iter().filter_map(|node| {
+                let call = node.op.call::<KernelGelu>()?;
+                let read = node.operands.iter().map(|&x| &lowered.nodes[x as usize]);
+                let read: Vec<DType> = read.map(|node| node.shape.dtype).collect();
+                Some((read, call.shape.dtype, call.is_gradient))
             });
             let wanted = [(vec![dtype], dtype, false), (vec![dtype; 2], dtype, true)];
             assert_eq!(calls.collect::<Vec<_>>(), wanted);
@@ -311,10 +303,8 @@ fn values_of_one_array_are_made_together() {
     .unwrap();
     let lowered = passes::lower(&graph, target).unwrap();
     lowered.check().unwrap();
-    let passes = lowered.nodes.iter().filter_map(|node| match &node.op {
-        Op::OnePass(pass) => Some(pass.results.len()),
-        _ => None,
-    });
+    let passes = lowered.nodes.iter().filter_map(|node| node.op.call::<OnePass>());
+    let passes = passes.map(|pass| pass.results.len());
     assert_eq!(passes.collect::<Vec<usize>>(), [2, 2]);
     xtrain_xla::register_kernels();
     let got = compile_for(&graph, target).run(&arguments);
@@ -349,7 +339,7 @@ fn what_stands_before_a_barrier_is_computed_once() {
     let lowered = passes::lower(&graph, target).unwrap();
     lowered.check().unwrap();
     let count = |wanted: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| wanted(&n.op)).count();
-    assert_eq!(count(|op| matches!(op, Op::OnePass(_))), 1);
+    assert_eq!(count(|op| op.call::<OnePass>().is_some()), 1);
     assert_eq!(count(|op| *op == Op::Barrier), 1);
     let got = compile_for(&graph, target).run(&arguments);
     let want = compile_for(&graph, Target::CPU).run(&arguments);
