@@ -13,10 +13,10 @@ use xtrain::data::settings::{PaddingSettings, SourceSettings};
 use xtrain::data::{Position, Tokenizer};
 use xtrain::parallel::Mesh;
 use xtrain::tasks::answers::{AnswerSettings, Form, TruncationMode};
-use xtrain::tasks::dpo::DpoLoss;
-use xtrain::tasks::{self, Context, DpoDataSettings, Split};
+use xtrain::tasks::{self, Context, PreferenceDataSettings, PreferenceLoss, Split};
 use xtrain::trainer::feed::{DeviceBatch, feed_batch};
-use xtrain::trainer::session::{Buffers, Session};
+use xtrain::trainer::mesh_devices::Buffers;
+use xtrain::trainer::session::Session;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, StepMetrics, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
@@ -342,9 +342,9 @@ fn rows_of_text_equal_trl() {
                 padding: PaddingSettings::default(),
                 form: Form::Pairs,
             };
-            let task = DpoDataSettings {
+            let task = PreferenceDataSettings {
                 answers,
-                loss: DpoLoss::Pairs(Preference::default()),
+                loss: PreferenceLoss::Pairs(Preference::default()),
             };
             let context = Context {
                 tokenizer,
