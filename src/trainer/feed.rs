@@ -3,7 +3,8 @@
 //!
 //! Letters: B rows of one replica, T tokens, N = B * T, K positions that have a label.
 
-use super::session::{Buffers, Recording};
+use super::mesh_devices::Buffers;
+use super::session::Recording;
 use ndarray::{Array1, Array2};
 use std::sync::Arc;
 use xtrain_graphs::DType;
