@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, KernelGelu, KernelNorm, OnePass};
+use crate::op::CpuKernel;
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -23,7 +23,7 @@ pub struct CpuKernels {
     pub bf16: Option<CpuKernel>,
     /// Matmuls of f32.
     pub f32: Option<CpuKernel>,
-    /// Updates of parameters, each in one pass over memory ([`OnePass`]), and barriers.
+    /// Updates of parameters, each in one pass over memory ([`OnePass`](crate::op::OnePass)), and barriers.
     pub one_pass: bool,
     /// Attention as one call, by the tiles of the matmuls of its type.
     pub attention: bool,
@@ -114,22 +114,19 @@ impl std::fmt::Display for Target {
                         write!(f, ", matmuls by {} and {last}", most.join(", "))?;
                     }
                 }
-                if *attention {
-                    write!(f, ", attention by {}", KernelAttention::NAME)?;
+                let calls = [
+                    (attention, "attention"),
+                    (cross_entropy, "losses"),
+                    (norm, "norms"),
+                    (gelu, "GELU"),
+                    (one_pass, "updates"),
+                ];
+                let calls = calls.into_iter().filter(|(is_taken, _)| **is_taken);
+                let calls: Vec<&str> = calls.map(|(_, name)| name).collect();
+                if calls.is_empty() {
+                    return Ok(());
                 }
-                if *cross_entropy {
-                    write!(f, ", losses by {}", KernelCrossEntropy::NAME)?;
-                }
-                if *norm {
-                    write!(f, ", norms by {}", KernelNorm::NAME)?;
-                }
-                if *gelu {
-                    write!(f, ", GELU by {}", KernelGelu::NAME)?;
-                }
-                if *one_pass {
-                    write!(f, ", updates by {}", OnePass::NAME)?;
-                }
-                Ok(())
+                write!(f, ", {} by kernels", calls.join(", "))
             }
             Target::Neuron(chip) => write!(f, "neuron {chip}"),
             Target::Cuda(CudaTarget {

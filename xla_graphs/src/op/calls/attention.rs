@@ -53,9 +53,6 @@ impl HeadLayout {
 }
 
 impl KernelAttention {
-    /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "attention-3";
-
     /// Whether it computes the gradients.
     pub fn is_backward(&self) -> bool {
         self.operands.len() > 3
@@ -158,7 +155,7 @@ impl CallSpec for KernelAttention {
             ]),
         );
         Ok(Emission {
-            target: "xtrain.attention.3".into(),
+            target: "xtrain.attention".into(),
             config,
             library: Library::Plugin,
         })

@@ -54,23 +54,16 @@ impl CpuKernel {
         }
     }
 
-    /// Its name with the version of its results, for keys of compiled graphs: raise it when bits
-    /// change.
+    /// Its name, as people write it.
     pub fn name(self) -> &'static str {
         match self {
-            CpuKernel::AmxBf16 => "amx-bf16-2",
-            CpuKernel::AmxF32 => "amx-f32-1",
-            CpuKernel::Avx512F32 => "avx512-f32-2",
-            CpuKernel::Avx512Bf16 => "avx512-bf16-2",
-            CpuKernel::Avx512WidenedBf16 => "avx512-widened-bf16-1",
-            CpuKernel::Avx2F32 => "avx2-f32-2",
+            CpuKernel::AmxBf16 => "amx-bf16",
+            CpuKernel::AmxF32 => "amx-f32",
+            CpuKernel::Avx512F32 => "avx512-f32",
+            CpuKernel::Avx512Bf16 => "avx512-bf16",
+            CpuKernel::Avx512WidenedBf16 => "avx512-widened-bf16",
+            CpuKernel::Avx2F32 => "avx2-f32",
         }
-    }
-
-    /// Its name alone, as people write it.
-    pub fn kind(self) -> &'static str {
-        let name = self.name();
-        name.rsplit_once('-').map_or(name, |(kind, _)| kind)
     }
 
     /// What stands in for it where its tiles are of no use; of others themselves.

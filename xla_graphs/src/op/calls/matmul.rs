@@ -165,7 +165,7 @@ impl CallSpec for KernelMatmul {
             array(&self.c_strides),
         );
         Ok(Emission {
-            target: "xtrain.matmul.3".into(),
+            target: "xtrain.matmul".into(),
             config,
             library: Library::Plugin,
         })

@@ -32,11 +32,6 @@ pub enum KernelNormPart {
     Backward,
 }
 
-impl KernelNorm {
-    /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "norm-2";
-}
-
 impl CallSpec for KernelNorm {
     fn name(&self) -> &'static str {
         match self.part {
@@ -81,8 +76,8 @@ impl CallSpec for KernelNorm {
 
     fn emission(&self, _operands: &[&Shape]) -> Result<Emission, String> {
         let (target, switch, is_on) = match self.part {
-            KernelNormPart::Forward(_) => ("xtrain.norm.2", "adds", self.adds),
-            KernelNormPart::Backward => ("xtrain.norm_grad.2", "narrows", self.narrows),
+            KernelNormPart::Forward(_) => ("xtrain.norm", "adds", self.adds),
+            KernelNormPart::Backward => ("xtrain.norm_grad", "narrows", self.narrows),
         };
         let config = format!(
             "{{subtracts_mean = {} : i64, eps = {} : i64, {switch} = {} : i64}}",

@@ -52,11 +52,6 @@ pub enum PassForm {
     Sum,
 }
 
-impl OnePass {
-    /// The version of its results, for keys of compiled graphs: raise it when bits change.
-    pub const NAME: &'static str = "one-pass-2";
-}
-
 impl CallSpec for OnePass {
     fn name(&self) -> &'static str {
         "one_pass"
@@ -142,7 +137,7 @@ impl CallSpec for OnePass {
             array(&of_results.collect::<Vec<i64>>()),
         );
         Ok(Emission {
-            target: "xtrain.one_pass.1".into(),
+            target: "xtrain.one_pass".into(),
             config,
             library: Library::Plugin,
         })
