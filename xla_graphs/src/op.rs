@@ -61,7 +61,7 @@ pub enum Composite {
         /// As [`Composite::CrossEntropy`]'s.
         ignore: i64,
     },
-    /// Operands as [`Attention`] lists them; gives `[B, H, T, D]`.
+    /// The operands of [`Attention`]; gives `[B, H, T, D]`.
     Attention(Attention),
     /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
     AttentionGrad {

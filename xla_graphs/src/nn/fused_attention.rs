@@ -11,7 +11,9 @@
 use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, Comparison, FusedAttention, FusedDropout, KeyMask};
+use crate::op::{
+    Attention, AttentionOperand, AttentionOperands, Comparison, FusedAttention, FusedDropout, KeyMask,
+};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -96,30 +98,31 @@ struct Call {
 }
 
 impl Call {
-    /// Records the forward call; recorded twice, it is one. `seed` tells its dropout from others';
-    /// our own mask, the last operand then, is left without a use.
-    fn new(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Call> {
-        let heads = operands[0].dims()[1];
-        let turned = operands[..3]
-            .iter()
+    /// Records the forward call; recorded twice, it is one. Its dropout draws a mask of its own.
+    fn new(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Call> {
+        let heads = x.q.dims()[1];
+        let turned = [&x.q, &x.k, &x.v]
+            .into_iter()
             .map(|x| repeat_heads(x, heads)?.transpose(&TURN))
             .collect::<Result<Vec<_>>>()?;
-        let keys = operands[1].dims()[2];
+        let keys = x.k.dims()[2];
         let mut window = window(attention, keys);
-        let bias = match attention.key_mask {
-            KeyMask::None => None,
-            KeyMask::Keys => {
-                let dims = [operands[0].dims()[0], 1, operands[0].dims()[2], keys];
-                let visible = operands[3].broadcast_in(&dims, &[0, 3])?;
-                Some(bias(&operands[0], &visible)?)
+        let bias = match (attention.key_mask, &x.key_mask) {
+            (KeyMask::None, _) | (_, None) => None,
+            (KeyMask::Keys, Some(mask)) => {
+                let dims = [x.q.dims()[0], 1, x.q.dims()[2], keys];
+                Some(bias(&x.q, &mask.broadcast_in(&dims, &[0, 3])?)?)
             }
             // One mask for both: the window as well counts in an example's own tokens.
-            KeyMask::Before => {
-                let visible = of_examples(&operands[3], window.take())?;
-                Some(bias(&operands[0], &visible)?)
+            (KeyMask::Before, Some(first)) => {
+                let visible = of_examples(first, window.take())?;
+                Some(bias(&x.q, &visible)?)
             }
         };
-        let dropout = attention.dropout.map(|rate| FusedDropout { rate, seed });
+        let dropout = attention.dropout.map(|dropout| FusedDropout {
+            rate: dropout.rate,
+            seed: dropout.stream,
+        });
         let of = FusedAttention {
             is_backward: false,
             scale: attention.scale,
@@ -169,19 +172,17 @@ fn of_examples(first: &Tensor, window: Option<u32>) -> Result<Tensor> {
     visible.and(&key.compare(Comparison::Gt, &oldest)?)
 }
 
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Tensor> {
-    call_result(&Call::new(attention, operands, seed)?.call, OUT)
+pub(crate) fn expand(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Tensor> {
+    call_result(&Call::new(attention, x)?.call, OUT)
 }
 
-/// `operands`: the attention's and then the gradient of its result.
 pub(crate) fn expand_grad(
     attention: &Attention,
     operand: AttentionOperand,
-    operands: &[Tensor],
-    seed: u32,
+    x: &AttentionOperands<Tensor>,
+    dy: &Tensor,
 ) -> Result<Tensor> {
-    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let forward = Call::new(attention, operands, seed)?;
+    let forward = Call::new(attention, x)?;
     let out = call_result(&forward.call, OUT)?.transpose(&TURN)?;
     let (statistics, dy) = (call_result(&forward.call, STATISTICS)?, dy.transpose(&TURN)?);
     let all: Vec<&Tensor> = forward
@@ -197,13 +198,13 @@ pub(crate) fn expand_grad(
     };
     let call = all[0].trace().call(of, &all)?;
     let grad = call_result(&call, operand as usize)?;
-    sum_heads(&grad, operands[operand as usize].dims()[1])
+    sum_heads(&grad, x.get(operand).dims()[1])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{F64, Op};
+    use crate::op::{AttentionDropout, F64, Op};
     use crate::target::CudaTarget;
     use crate::{DropoutRng, Graph, InputRole, Trace, backward, passes};
 
@@ -240,13 +241,11 @@ mod tests {
             KeyMask::Before => Some(masks(DType::S32)),
         };
         let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
-        let keep = of.dropout.and_then(|rate| {
-            DropoutRng::keyed(key)
-                .keep_mask(&[2, 3, 8, 8], rate.get())
-                .unwrap()
-        });
+        let rate = of.dropout.map_or(0.0, |dropout| dropout.rate.get());
+        let (dropout, key) = DropoutRng::keyed(key).of_attention(rate).unzip();
+        let of = Attention { dropout, ..of };
         let out = q
-            .attention(&k, &v, mask.as_ref(), keep.as_ref(), of)
+            .attention(&k, &v, mask.as_ref(), key.as_ref(), of)
             .unwrap();
         let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
         for (name, grad) in ["q", "k", "v"]
@@ -297,7 +296,7 @@ mod tests {
     #[test]
     fn dropout_is_cudnns_where_that_is_asked_for() {
         let dropped = Attention {
-            dropout: Some(F64::new(0.1)),
+            dropout: Some(AttentionDropout::by_mask(0.1)),
             ..attention()
         };
         assert_eq!(calls(&step(dropped, DType::BF16, H200)), (0, 0));
@@ -423,7 +422,7 @@ mod tests {
             !takes(attention(), [1, 1, 8, 65], 8, 90) && !takes(attention(), [1, 1, 8, 64], 9, 90)
         );
         let dropout = Attention {
-            dropout: Some(F64::new(0.1)),
+            dropout: Some(AttentionDropout::by_mask(0.1)),
             ..attention()
         };
         assert!(!takes(dropout, [1, 1, 8, 64], 8, 90));

@@ -6,10 +6,12 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::{call_result, dropout};
+use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
+use crate::op::{
+    Attention, AttentionOperand, AttentionOperands, CpuKernel, HeadLayout, KernelAttention, Op,
+};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -17,21 +19,12 @@ use crate::trace::Tensor;
 /// Between `[B, H, T, D]` and `[B, T, H, D]`.
 const TURN: [usize; 4] = [0, 2, 1, 3];
 
-/// Where an attention's dropout mask comes from.
-pub(crate) struct MaskSource {
-    /// Each attention's own; 0 if it drops nothing.
-    pub stream: u32,
-    /// The key, if the mask is [`crate::DropoutRng::keep_mask`]'s for this rate and these dimensions.
-    pub key: Option<Tensor>,
-}
-
 /// The kernel that computes this attention over `q` and `k` (`[B, H, T, D]`, `[B, K, S, D]`);
 /// `None` where it is better off, or only defined, as operations.
 pub(crate) fn kernel(
     attention: &Attention,
     q: &Shape,
     k: &Shape,
-    mask: &MaskSource,
     target: Target,
 ) -> Option<CpuKernel> {
     let Target::Cpu(kernels) = target else {
@@ -47,7 +40,7 @@ pub(crate) fn kernel(
     };
     let [b, t, d] = [0, 2, 3].map(|dim| q.dims[dim]);
     let s = k.dims[2];
-    let draws = attention.dropout.is_none() || mask.key.is_some();
+    let draws = attention.dropout.is_none_or(|dropout| dropout.is_drawn);
     // Elsewhere a query may see no key at all without a mask.
     let sees = attention.window.is_none_or(|window| window > 0 && t <= s);
     let pays = t >= 16 && s >= 16 && d > 0 && b > 0;
@@ -93,35 +86,26 @@ fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
     (base, layout)
 }
 
-/// Records a call over `operands`, the attention's, and backward over dy, forward's output
+/// Records a call over the attention's operands, and backward over dy, forward's output
 /// (`[B, H, T, D]`) and its statistics.
 fn call(
     attention: &Attention,
     kernel: CpuKernel,
-    operands: &[Tensor],
+    x: &AttentionOperands<Tensor>,
     backward: Option<[&Tensor; 3]>,
-    mask: &MaskSource,
 ) -> Result<Tensor> {
-    let (q, k) = (operands[0].dims(), operands[1].dims());
+    let (q, k) = (x.q.dims(), x.k.dims());
     let more = backward.iter().flat_map(|[dy, out, _]| [*dy, *out]);
-    let arrays = operands[..3].iter().chain(more).map(strided);
+    let arrays = [&x.q, &x.k, &x.v].into_iter().chain(more).map(strided);
     let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
     all.extend(backward.map(|[.., statistics]| statistics.clone()));
-    if attention.key_mask.is_some() {
-        all.push(operands[3].clone());
-    }
-    if let (Some(_), Some(key)) = (attention.dropout, &mask.key) {
-        all.push(key.clone());
-    }
+    all.extend(x.key_mask.clone());
+    all.extend(x.dropout.clone());
     let of = KernelAttention {
         kernel,
         of: *attention,
-        stream: mask.stream,
-        threshold: attention
-            .dropout
-            .map_or(0, |rate| dropout::threshold(rate.get())),
         sizes: [q[0], q[1], k[1], q[2], k[2], q[3]],
-        dtype: operands[0].dtype(),
+        dtype: x.q.dtype(),
         operands: layouts,
         joins_gradients: false,
     };
@@ -132,26 +116,23 @@ fn call(
 pub(crate) fn expand(
     attention: &Attention,
     kernel: CpuKernel,
-    operands: &[Tensor],
-    mask: &MaskSource,
+    x: &AttentionOperands<Tensor>,
 ) -> Result<Tensor> {
-    let call = call(attention, kernel, operands, None, mask)?;
+    let call = call(attention, kernel, x, None)?;
     call_result(&call, 0)?.transpose(&TURN)
 }
 
-/// `operands`: the attention's and then the gradient of its result. Both calls are recorded for each
-/// of them, and are one each.
+/// Both calls are recorded for each gradient, and are one each.
 pub(crate) fn expand_grad(
     attention: &Attention,
     kernel: CpuKernel,
     operand: AttentionOperand,
-    operands: &[Tensor],
-    mask: &MaskSource,
+    x: &AttentionOperands<Tensor>,
+    dy: &Tensor,
 ) -> Result<Tensor> {
-    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let forward = call(attention, kernel, operands, None, mask)?;
+    let forward = call(attention, kernel, x, None)?;
     let out = call_result(&forward, 0)?.transpose(&TURN)?;
     let left = [dy, &out, &call_result(&forward, 1)?];
-    let call = call(attention, kernel, operands, Some(left), mask)?;
+    let call = call(attention, kernel, x, Some(left))?;
     call_result(&call, operand as usize)?.transpose(&TURN)
 }

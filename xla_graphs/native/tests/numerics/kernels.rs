@@ -5,7 +5,7 @@ use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
 use xtrain_graphs::op::{
-    Attention, Comparison, CpuKernel, DotDims, F64, KernelAttention, KernelMatmul, KeyMask,
+    Attention, AttentionDropout, Comparison, CpuKernel, DotDims, F64, KernelAttention, KernelMatmul, KeyMask,
     MatmulStart, MatmulSums, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
@@ -674,7 +674,7 @@ fn attentions() -> Vec<(Attention, [usize; 6])> {
         key_mask: KeyMask::Keys,
         ..plain
     };
-    let dropping = Some(F64::new(0.2));
+    let dropping = Some(AttentionDropout::by_mask(0.2));
     let packed = Attention {
         key_mask: KeyMask::Before,
         ..causal
@@ -746,15 +746,14 @@ fn attention_graph(
     let [mask, key] = &x[x.len() - 2..] else {
         unreachable!()
     };
-    let keep = match of.dropout {
-        Some(rate) => DropoutRng::keyed(key.clone()).keep_mask(&[b, h, t, s], rate.get())?,
-        None => None,
-    };
+    let rate = of.dropout.map_or(0.0, |dropout| dropout.rate.get());
+    let (dropout, key) = DropoutRng::keyed(key.clone()).of_attention(rate).unzip();
+    let of = Attention { dropout, ..of };
     let out = q.attention(
         &k,
         &v,
         of.key_mask.is_some().then_some(mask),
-        keep.as_ref(),
+        key.as_ref(),
         of,
     )?;
     let weights = q.trace().iota(DType::F32, &[d], 0)?.cos()?;

@@ -3,7 +3,7 @@
 use super::cpu_kernel::CpuKernel;
 use super::spec::{CallSpec, Emission, Library, array};
 use crate::dtype::DType;
-use crate::op::attention::Attention;
+use crate::op::attention::{Attention, keep_threshold};
 use crate::op::checks::{expect, random_key};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
@@ -17,12 +17,8 @@ use serde::{Deserialize, Serialize};
 pub struct KernelAttention {
     /// The kernel of its two matmuls.
     pub kernel: CpuKernel,
-    /// Scale, mask, window, soft cap and rate of dropout.
+    /// The attention; a mask of dropout is drawn.
     pub of: Attention,
-    /// The random stream of its dropout.
-    pub stream: u32,
-    /// Random words from here on keep their probability.
-    pub threshold: u32,
     /// B, H, K, T, S, D.
     pub sizes: [usize; 6],
     /// Of all arrays: f32 or bf16.
@@ -137,6 +133,9 @@ impl CallSpec for KernelAttention {
             [layout.offset, b, h, t]
         });
         let of = &self.of;
+        let dropout = of.dropout.map_or([0; 3], |dropout| {
+            [1, keep_threshold(dropout.rate.get()), dropout.stream]
+        });
         let config = format!(
             "{{kernel = {} : i64, sizes = {}, layouts = {}, masks = {}, dropout = {}, numbers = {}}}",
             self.kernel.number(),
@@ -147,11 +146,11 @@ impl CallSpec for KernelAttention {
                 of.window.unwrap_or(0),
                 of.key_mask.number()
             ]),
-            array(&[u32::from(of.dropout.is_some()), self.threshold, self.stream]),
+            array(&dropout),
             array(&[
                 bits(of.scale.get()),
                 bits(of.soft_cap.map_or(0.0, |cap| cap.get())),
-                bits(of.dropout.map_or(1.0, |rate| 1.0 / (1.0 - rate.get()))),
+                bits(of.dropout.map_or(1.0, |it| 1.0 / (1.0 - it.rate.get()))),
             ]),
         );
         Ok(Emission {
