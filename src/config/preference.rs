@@ -4,8 +4,8 @@ use super::choices::{self, FDivergence, KtoLoss, Truncation};
 use super::command::TaskName;
 use super::flags::Flags;
 use xtrain_models::{Divergence, Kto, OddsRatio, PairLoss, Preference, Reward};
-use xtrain_tasks::answers::{Form, TruncationMode};
 use xtrain_tasks::PreferenceLoss;
+use xtrain_tasks::answers::{Form, TruncationMode};
 
 /// The peak learning rate: TRL's defaults where a task has one of its own.
 pub fn learning_rate(flags: &Flags) -> f64 {

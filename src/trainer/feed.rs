@@ -8,8 +8,8 @@ use super::session::Recording;
 use std::sync::Arc;
 use xtrain_graphs::DType;
 use xtrain_models::{
-    ATTENTION_MASK, Feed, HostLabels, INPUT_IDS, Inputs, LABELS, Objective, POSITION_IDS, POSITIONS,
-    TOKEN_TYPE_IDS,
+    ATTENTION_MASK, Feed, HostLabels, INPUT_IDS, Inputs, LABELS, Objective, POSITION_IDS,
+    POSITIONS, TOKEN_TYPE_IDS,
 };
 
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.

@@ -92,13 +92,16 @@ fn digest_of_kernels() -> String {
     files.sort();
     let mut digest = Sha256::new();
     for file in files {
-        let bytes =
-            fs::read(&file).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+        let bytes = fs::read(&file)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
         digest.update(Sha256::digest(file.to_string_lossy().as_bytes()));
         digest.update(Sha256::digest(bytes));
     }
     let digest = digest.finalize();
-    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    digest[..6]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// The flags with which every file that includes XLA's headers must be compiled.

@@ -188,7 +188,8 @@ impl<'g> Walk<'g> {
         }
         let bytes = |id: NodeId| {
             // Results that count as the parts of a call.
-            let has_parts = matches!(&nodes[id as usize].op, Op::Call(call) if call.spec().is_tuple());
+            let has_parts =
+                matches!(&nodes[id as usize].op, Op::Call(call) if call.spec().is_tuple());
             if self.is_output[id as usize] || has_parts {
                 0
             } else {

@@ -1,7 +1,7 @@
 //! The operations that a graph is made of, with their attributes.
 //!
 //! *Primitives* have a direct HLO counterpart. [`Composite`]s keep a whole formula as one node until
-//! `passes::decompose`; the emitter takes graphs of `Op<Never>`, which have none. Shape rules, gradient
+//! `passes::decompose`; the emitter refuses them. Shape rules, gradient
 //! rules and the `Tensor` methods that record an operation stand together by family in `ops/`
 //! (primitives) and `nn/` (composites). The enum's order is part of the canonical format: append, never
 //! reorder.
@@ -76,14 +76,10 @@ pub enum Composite {
     MasterGradient,
 }
 
-/// No composite: the type of those of a graph that consists of primitives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Never {}
-
 /// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
 /// inferred by `Op::infer` (`ops/mod.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Op<C = Composite> {
+pub enum Op {
     /// The graph's n-th input.
     Input(u32),
     /// A scalar.
@@ -219,22 +215,11 @@ pub enum Op<C = Composite> {
     /// The operand, back in the device's own memory.
     ToDevice,
     /// A formula that `passes::decompose` writes in primitives.
-    Composite(C),
+    Composite(Composite),
 }
 
-/// The composites of a graph: [`Composite`] or [`Never`].
-pub trait Composites {
+impl Composite {
     /// As [`Op::name`].
-    fn name(&self) -> &'static str;
-}
-
-impl Composites for Never {
-    fn name(&self) -> &'static str {
-        match *self {}
-    }
-}
-
-impl Composites for Composite {
     fn name(&self) -> &'static str {
         match self {
             Composite::RandomBits { .. } => "random_bits",
@@ -258,7 +243,7 @@ impl Composites for Composite {
     }
 }
 
-impl<C: Composites> Op<C> {
+impl Op {
     /// The name used in messages, descriptions and HLO metadata.
     pub fn name(&self) -> String {
         match self {

@@ -20,9 +20,7 @@ use std::time::{Duration, Instant};
 use xtrain_checkpoint::hf::{Form, Pretrained, TrainerState, save_pretrained};
 use xtrain_checkpoint::optimizer::PeerWriters;
 use xtrain_checkpoint::state::checkpoint_dir;
-use xtrain_checkpoint::{
-    CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
-};
+use xtrain_checkpoint::{CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint};
 use xtrain_distributed::ProcessGroup;
 use xtrain_distributed::process_group::Work;
 use xtrain_graphs::DType;
@@ -566,7 +564,11 @@ impl Hook for SaveHook<'_> {
         let is_last = progress.is_last() || signal.is_some() || stops_early;
         let in_background = self.goes_to_background(session, progress.step, is_last)?;
         let began = Instant::now();
-        let pace = if in_background { Pace::background() } else { Pace::full() };
+        let pace = if in_background {
+            Pace::background()
+        } else {
+            Pace::full()
+        };
         let check = Check {
             pace,
             step: progress.step,

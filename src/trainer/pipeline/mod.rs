@@ -187,7 +187,11 @@ fn forget_taken(values: &mut Values, compiled: &CompiledGraph, stage: usize) {
     }
 }
 
-fn compiled(cache: &mut GraphCache, part: &Part, time: &mut HostTime) -> Result<Arc<CompiledGraph>> {
+fn compiled(
+    cache: &mut GraphCache,
+    part: &Part,
+    time: &mut HostTime,
+) -> Result<Arc<CompiledGraph>> {
     if let Some(known) = part.compiled.get() {
         return Ok(known.clone());
     }

@@ -218,8 +218,9 @@ impl Session {
             .map(|(_, replica)| replica)
             .zip(buffers.iter());
         let holder = |part: usize| {
-            own.clone()
-                .find(|(replica, _)| self.placements.shard_index(name, self.mesh(), *replica) == part)
+            own.clone().find(|(replica, _)| {
+                self.placements.shard_index(name, self.mesh(), *replica) == part
+            })
         };
         let parts = (0..self.placements.count(name))
             .map(|part| match holder(part) {

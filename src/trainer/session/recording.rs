@@ -1,8 +1,8 @@
 //! One step while it is being recorded, and `mark_step`, which ends it.
 
 use super::Session;
-use crate::mesh_devices::Buffers;
 use crate::error::{Error, Result};
+use crate::mesh_devices::Buffers;
 use crate::pipeline::{self, Argument, HostTime, Microbatch, Parts};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

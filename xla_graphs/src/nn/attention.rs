@@ -18,7 +18,8 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::checks::random_key;
 use crate::op::{
-    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Comparison, Composite, KeyMask, Op,
+    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Comparison, Composite,
+    KeyMask, Op,
 };
 use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
@@ -367,10 +368,7 @@ fn blocked_once(
         window: None,
         ..*attention
     };
-    match (
-        visible(&positions, x, dims)?,
-        visible(&keys, x, dims)?,
-    ) {
+    match (visible(&positions, x, dims)?, visible(&keys, x, dims)?) {
         (Some(a), Some(b)) => a.or(&b).map(Some),
         _ => Ok(None),
     }
@@ -412,11 +410,7 @@ fn named(
     named.expect("the shape rule has seen the operands")
 }
 
-pub(crate) fn expand(
-    attention: &Attention,
-    operands: &[Tensor],
-    target: Target,
-) -> Result<Tensor> {
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target) -> Result<Tensor> {
     let x = &named(attention, operands, false);
     let (q, k) = (x.q.shape(), x.k.shape());
     if fused_attention::applies(attention, q, k, target) {

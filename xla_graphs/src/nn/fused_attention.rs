@@ -12,7 +12,8 @@ use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{
-    Attention, AttentionOperand, AttentionOperands, Comparison, FusedAttention, FusedDropout, KeyMask,
+    Attention, AttentionOperand, AttentionOperands, Comparison, FusedAttention, FusedDropout,
+    KeyMask,
 };
 use crate::shape::Shape;
 use crate::target::Target;
@@ -184,7 +185,10 @@ pub(crate) fn expand_grad(
 ) -> Result<Tensor> {
     let forward = Call::new(attention, x)?;
     let out = call_result(&forward.call, OUT)?.transpose(&TURN)?;
-    let (statistics, dy) = (call_result(&forward.call, STATISTICS)?, dy.transpose(&TURN)?);
+    let (statistics, dy) = (
+        call_result(&forward.call, STATISTICS)?,
+        dy.transpose(&TURN)?,
+    );
     let all: Vec<&Tensor> = forward
         .turned
         .iter()
@@ -261,7 +265,10 @@ mod tests {
     }
 
     fn calls(graph: &Graph) -> (usize, usize) {
-        let all = graph.nodes.iter().filter_map(|node| node.op.call::<FusedAttention>());
+        let all = graph
+            .nodes
+            .iter()
+            .filter_map(|node| node.op.call::<FusedAttention>());
         let (backward, forward): (Vec<_>, Vec<_>) = all.partition(|of| of.is_backward);
         (forward.len(), backward.len())
     }
@@ -353,7 +360,10 @@ mod tests {
         let call = graph
             .nodes
             .iter()
-            .find(|n| n.op.call().is_some_and(|of: &FusedAttention| !of.is_backward))
+            .find(|n| {
+                n.op.call()
+                    .is_some_and(|of: &FusedAttention| !of.is_backward)
+            })
             .unwrap();
         for operand in &call.operands {
             assert_eq!(graph.nodes[*operand as usize].shape.dims, [2, 8, 4, 64]);
@@ -364,7 +374,10 @@ mod tests {
     fn windows_look_back_from_causal_attention() {
         let windows = |of: Attention| -> Vec<Option<u32>> {
             let graph = step(of, DType::BF16, H200);
-            let calls = graph.nodes.iter().filter_map(|node| node.op.call::<FusedAttention>());
+            let calls = graph
+                .nodes
+                .iter()
+                .filter_map(|node| node.op.call::<FusedAttention>());
             calls.map(|of| of.window).collect()
         };
         let in_window = |window| Attention {

@@ -26,6 +26,8 @@ pub(crate) fn call_result(call: &Tensor, index: usize) -> Result<Tensor> {
         Op::Call(call) => call.spec().results(&shapes),
         op => Err(format!("`{}` is no call", op.name())),
     };
-    let shape = results.expect("a call that was recorded").swap_remove(index);
+    let shape = results
+        .expect("a call that was recorded")
+        .swap_remove(index);
     trace.record(Op::GetTupleElement { index, shape }, &[call])
 }

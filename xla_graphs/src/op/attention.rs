@@ -166,7 +166,9 @@ impl Attention {
     ) -> Result<(), String> {
         match (self.key_mask, operand) {
             (KeyMask::None, _) => Ok(()),
-            (KeyMask::Keys, Some(mask)) => checks::expect("the key mask", mask, DType::Pred, &[b, s]),
+            (KeyMask::Keys, Some(mask)) => {
+                checks::expect("the key mask", mask, DType::Pred, &[b, s])
+            }
             (KeyMask::Before, Some(first)) if self.causal && t == s => {
                 checks::expect("the first keys", first, DType::S32, &[b, t])
             }

@@ -78,7 +78,10 @@ impl Op {
                 arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
             }
             // The first result stands for the call.
-            Op::Call(call) => call.spec().results(operands).map(|mut all| all.swap_remove(0)),
+            Op::Call(call) => call
+                .spec()
+                .results(operands)
+                .map(|mut all| all.swap_remove(0)),
             // The emitter compares it with the call's.
             Op::GetTupleElement { shape, .. } => arity(1).map(|()| shape.clone()),
             Op::BarrierAfter => arity(2).map(|()| operands[0].clone()),

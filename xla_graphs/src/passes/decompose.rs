@@ -76,9 +76,7 @@ fn composite(
             loss::expand_grad(*ignore, x, wanted(graph, id), target)
         }
         Composite::Attention(of) => attention::expand(of, x, target),
-        Composite::AttentionGrad { of, operand } => {
-            attention::expand_grad(of, *operand, x, target)
-        }
+        Composite::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }

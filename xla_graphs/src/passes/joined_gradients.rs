@@ -79,7 +79,9 @@ impl Sum {
             }
             Op::Pad { low, .. } => {
                 let (index, heads) = self.part(graph, readers, node.operands[0])?;
-                let of = graph.nodes[self.call as usize].op.call::<KernelAttention>()?;
+                let of = graph.nodes[self.call as usize]
+                    .op
+                    .call::<KernelAttention>()?;
                 let [b, h, kv_heads, t, s, d] = of.sizes;
                 let layout = of.operands[index];
                 let columns = layout.strides[2];

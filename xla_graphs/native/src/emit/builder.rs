@@ -9,13 +9,11 @@ use super::{Error, barrier, call, collective};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
-use xtrain_graphs::op::{
-    Binary, Comparison, DotDims, Never, Op, Reduction, ReplicaGroups, Scalar, Unary,
-};
+use xtrain_graphs::op::{Binary, Comparison, DotDims, Op, Reduction, ReplicaGroups, Scalar, Unary};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
-pub(super) fn build(graph: &Graph<Never>) -> Result<Vec<u8>, Error> {
+pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
     let module_error = |message: String| Error::Module {
         graph: graph.name.clone(),
         message,
@@ -100,9 +98,9 @@ impl Announce for XlaBuilder {
 
 /// Emits one node.
 struct Emitter<'a> {
-    graph: &'a Graph<Never>,
+    graph: &'a Graph,
     builder: &'a XlaBuilder,
-    node: &'a GraphNode<Never>,
+    node: &'a GraphNode,
     values: &'a [XlaOp],
 }
 
@@ -209,7 +207,7 @@ impl Emitter<'_> {
                 };
                 self.instruction(&part, &[x(0)])?
             }
-            Op::Composite(never) => match *never {},
+            Op::Composite(_) => return Err(format!("`{}` is no primitive", op.name()).into()),
         })
     }
 

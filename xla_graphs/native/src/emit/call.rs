@@ -33,7 +33,11 @@ pub(super) fn instruction(
         results.swap_remove(0)
     };
     let alias = |(result, operand): (usize, usize)| OutputOperandAliasing {
-        output_shape_index: call.is_tuple().then_some(result as i64).into_iter().collect(),
+        output_shape_index: call
+            .is_tuple()
+            .then_some(result as i64)
+            .into_iter()
+            .collect(),
         operand_index: operand as i64,
         operand_shape_index: Vec::new(),
     };

@@ -5,8 +5,8 @@ use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
 use xtrain_graphs::op::{
-    Attention, AttentionDropout, Comparison, CpuKernel, DotDims, F64, KernelAttention, KernelMatmul, KeyMask,
-    MatmulStart, MatmulSums, Op,
+    Attention, AttentionDropout, Comparison, CpuKernel, DotDims, F64, KernelAttention,
+    KernelMatmul, KeyMask, MatmulStart, MatmulSums, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
@@ -388,9 +388,7 @@ fn logits_of_a_long_batch_are_sixteen_blocks() {
     .unwrap();
     let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
     let blocks = lowered.nodes.iter().filter(|node| {
-        is_matmul(&node.op)
-            && node.shape.dims[0] > 32
-            && node.shape.dims[1] == vocabulary
+        is_matmul(&node.op) && node.shape.dims[0] > 32 && node.shape.dims[1] == vocabulary
     });
     let sizes: Vec<usize> = blocks.map(|node| node.shape.dims[0]).collect();
     assert_eq!(sizes.len(), 16, "{sizes:?}");
@@ -484,7 +482,9 @@ fn the_sum_of_matmuls_is_one_array() {
     for turn in [&turned as &dyn Fn(Tensor) -> _, &Ok] {
         let graph = trace(&arguments, |_, x| Ok(vec![sum(x, turn)?])).unwrap();
         let calls = calls(&graph, kernels);
-        let starts = calls.iter().map(|op| op.call::<KernelMatmul>().unwrap().start);
+        let starts = calls
+            .iter()
+            .map(|op| op.call::<KernelMatmul>().unwrap().start);
         let wanted = [MatmulStart::Zero, MatmulStart::Result];
         assert_eq!(starts.collect::<Vec<MatmulStart>>(), wanted);
         let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
@@ -811,10 +811,7 @@ fn attention_by_a_call_is_attention() {
                 2,
                 "{of:?}"
             );
-            assert_eq!(
-                calls(|op| matches!(op, Op::Dot { .. }) || is_matmul(op)),
-                0
-            );
+            assert_eq!(calls(|op| matches!(op, Op::Dot { .. }) || is_matmul(op)), 0);
             // The gradients of columns of one array are written there.
             assert_eq!(calls(|op| matches!(op, Op::Pad { .. })), 0);
             let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);

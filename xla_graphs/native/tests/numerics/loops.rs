@@ -41,7 +41,10 @@ fn an_update_in_one_pass_is_the_update() {
         .unwrap();
         let lowered = passes::lower(&graph, target).unwrap();
         lowered.check().unwrap();
-        let passes = lowered.nodes.iter().filter_map(|node| node.op.call::<OnePass>());
+        let passes = lowered
+            .nodes
+            .iter()
+            .filter_map(|node| node.op.call::<OnePass>());
         // The norm; the moments and the change with its norm; the weights.
         assert_eq!(passes.count(), 3, "{dims:?}");
         let got = compile_for(&graph, target).run(&arguments);
@@ -208,7 +211,10 @@ fn norms_add_up_what_stands_around_them() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls = lowered.nodes.iter().filter_map(|node| node.op.call::<KernelNorm>());
+            let calls = lowered
+                .nodes
+                .iter()
+                .filter_map(|node| node.op.call::<KernelNorm>());
             let calls = calls.map(|call| (call.adds, call.narrows));
             let is_low = dtype == DType::BF16;
             let forward = [(false, false), (true, false)];
@@ -303,7 +309,10 @@ fn values_of_one_array_are_made_together() {
     .unwrap();
     let lowered = passes::lower(&graph, target).unwrap();
     lowered.check().unwrap();
-    let passes = lowered.nodes.iter().filter_map(|node| node.op.call::<OnePass>());
+    let passes = lowered
+        .nodes
+        .iter()
+        .filter_map(|node| node.op.call::<OnePass>());
     let passes = passes.map(|pass| pass.results.len());
     assert_eq!(passes.collect::<Vec<usize>>(), [2, 2]);
     xtrain_xla::register_kernels();

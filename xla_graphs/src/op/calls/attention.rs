@@ -1,7 +1,7 @@
 //! Attention and its gradients by the CPU plugin (`native/cpp/kernels/attention.h`).
 
 use super::cpu_kernel::CpuKernel;
-use super::spec::{CallSpec, Emission, Library, array};
+use super::spec::{CallSpec, Emission, array};
 use crate::dtype::DType;
 use crate::op::attention::{Attention, keep_threshold};
 use crate::op::checks::{expect, random_key};
@@ -153,10 +153,6 @@ impl CallSpec for KernelAttention {
                 bits(of.dropout.map_or(1.0, |it| 1.0 / (1.0 - it.rate.get()))),
             ]),
         );
-        Ok(Emission {
-            target: "xtrain.attention".into(),
-            config,
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin("xtrain.attention", config))
     }
 }

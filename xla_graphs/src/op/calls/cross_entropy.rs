@@ -1,6 +1,6 @@
 //! Parts of cross-entropy by the CPU plugin (`native/cpp/kernels/cross_entropy.h`).
 
-use super::spec::{CallSpec, Emission, Library};
+use super::spec::{CallSpec, Emission};
 use crate::dtype::DType;
 use crate::op::checks::expect;
 use crate::shape::Shape;
@@ -54,10 +54,6 @@ impl CallSpec for KernelCrossEntropy {
             KernelCrossEntropy::LogSumExp => "xtrain.log_sum_exp",
             KernelCrossEntropy::Gradient(_) => "xtrain.cross_entropy_grad",
         };
-        Ok(Emission {
-            target: target.into(),
-            config: String::new(),
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin(target, String::new()))
     }
 }

@@ -114,7 +114,11 @@ impl CallSpec for FusedAttention {
 
     fn emission(&self, operands: &[&Shape]) -> Result<Emission, String> {
         let bias = if self.bias { "ScaleBias" } else { "" };
-        let dropout = if self.dropout.is_some() { "Dropout" } else { "" };
+        let dropout = if self.dropout.is_some() {
+            "Dropout"
+        } else {
+            ""
+        };
         let backward = if self.is_backward { "Backward" } else { "" };
         Ok(Emission {
             target: format!("__cudnn$fmha{bias}Softmax{dropout}{backward}"),

@@ -1,6 +1,6 @@
 //! GELU and its gradient by the CPU plugin (`native/cpp/kernels/gelu.h`).
 
-use super::spec::{CallSpec, Emission, Library};
+use super::spec::{CallSpec, Emission};
 use crate::dtype::DType;
 use crate::op::attributes::Gelu;
 use crate::op::checks::{arity, expect};
@@ -44,10 +44,9 @@ impl CallSpec for KernelGelu {
     }
 
     fn emission(&self, _operands: &[&Shape]) -> Result<Emission, String> {
-        Ok(Emission {
-            target: "xtrain.gelu".into(),
-            config: format!("{{is_tanh = {} : i64}}", i64::from(self.of == Gelu::Tanh)),
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin(
+            "xtrain.gelu",
+            format!("{{is_tanh = {} : i64}}", i64::from(self.of == Gelu::Tanh)),
+        ))
     }
 }

@@ -1,7 +1,7 @@
 //! A matmul by a kernel of the CPU plugin's own (`native/cpp/kernels/gemm.h`).
 
 use super::cpu_kernel::CpuKernel;
-use super::spec::{CallSpec, Emission, Library, array};
+use super::spec::{CallSpec, Emission, array};
 use crate::dtype::DType;
 use crate::op::checks::{arity, expect};
 use crate::shape::Shape;
@@ -164,10 +164,6 @@ impl CallSpec for KernelMatmul {
             array(&self.b_strides),
             array(&self.c_strides),
         );
-        Ok(Emission {
-            target: "xtrain.matmul".into(),
-            config,
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin("xtrain.matmul", config))
     }
 }

@@ -1,6 +1,6 @@
 //! Normalizations and their gradients by the CPU plugin (`native/cpp/kernels/norm.h`).
 
-use super::spec::{CallSpec, Emission, Library};
+use super::spec::{CallSpec, Emission};
 use crate::dtype::DType;
 use crate::op::checks::expect;
 use crate::op::norm::{Norm, NormKind, NormOperand};
@@ -85,10 +85,6 @@ impl CallSpec for KernelNorm {
             (self.of.eps.get() as f32).to_bits(),
             i64::from(is_on),
         );
-        Ok(Emission {
-            target: target.into(),
-            config,
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin(target, config))
     }
 }

@@ -1,6 +1,6 @@
 //! Element-wise operations in one pass over memory by the CPU plugin (`native/cpp/kernels/one_pass.h`).
 
-use super::spec::{CallSpec, Emission, Library, array};
+use super::spec::{CallSpec, Emission, array};
 use crate::dtype::DType;
 use crate::op::attributes::{Binary, F64, Unary};
 use crate::shape::Shape;
@@ -136,11 +136,7 @@ impl CallSpec for OnePass {
             array(&steps),
             array(&of_results.collect::<Vec<i64>>()),
         );
-        Ok(Emission {
-            target: "xtrain.one_pass".into(),
-            config,
-            library: Library::Plugin,
-        })
+        Ok(Emission::plugin("xtrain.one_pass", config))
     }
 }
 

@@ -55,6 +55,17 @@ pub struct Emission {
     pub library: Library,
 }
 
+impl Emission {
+    /// A call of a kernel of the plugin's.
+    pub(super) fn plugin(target: &str, config: String) -> Self {
+        Emission {
+            target: target.into(),
+            config,
+            library: Library::Plugin,
+        }
+    }
+}
+
 /// Whose calls they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {

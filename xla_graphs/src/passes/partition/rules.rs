@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::nn::dropout::attention_mask;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
 use crate::op::{
-    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, Comparison, Composite,
-    DotDims, NormOperand, Op, Reduction, Unary,
+    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, Comparison,
+    Composite, DotDims, NormOperand, Op, Reduction, Unary,
 };
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -508,13 +508,19 @@ impl Partitioner<'_> {
             q: by_head(x.q)?,
             k: of_kv_head(x.k)?,
             v: of_kv_head(x.v)?,
-            key_mask: x.key_mask.map(|mask| self.to_replicated(mask.0)).transpose()?,
+            key_mask: x
+                .key_mask
+                .map(|mask| self.to_replicated(mask.0))
+                .transpose()?,
             dropout: x.dropout.map(dropped).transpose()?,
             dy: x.dy.map(by_head).transpose()?,
         };
         let is_drawn = false;
         let of = Attention {
-            dropout: of.dropout.map(|dropout| AttentionDropout { is_drawn, ..dropout }),
+            dropout: of.dropout.map(|dropout| AttentionDropout {
+                is_drawn,
+                ..dropout
+            }),
             ..*of
         };
         let op = match gradient {
