@@ -16,15 +16,15 @@ use xtrain::tasks::answers::{AnswerSettings, Form, TruncationMode};
 use xtrain::tasks::{self, Context, PreferenceDataSettings, PreferenceLoss, Split};
 use xtrain::trainer::feed::{DeviceBatch, feed_batch};
 use xtrain::trainer::mesh_devices::Buffers;
-use xtrain::trainer::session::Session;
+use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, StepMetrics, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
-use xtrain_graphs::{DType, DropoutRng, Shape, backward};
+use xtrain_graphs::{DType, DropoutRng, Shape, Tensor, backward};
 use xtrain_models::{
     ATTENTION_MASK, Config, DESIRABLE, Divergence, Forward, HeadKind, Kto, LABELS, Model,
-    Objective, OddsRatio, PairLoss, Preference, REFERENCE, Reward, Weights,
+    Objective, OddsRatio, Outcome, PairLoss, Preference, REFERENCE, Reward, Weights,
 };
 
 const GRADIENTS: f32 = 5e-6;
@@ -131,8 +131,12 @@ impl Bench {
         DeviceBatch::of(ids, feeds)
     }
 
-    /// What an objective predicts of each row.
-    fn predicted(&mut self, objective: &dyn Objective, batch: &HostBatch) -> Vec<f32> {
+    /// Records an objective over a batch; its outcome, and the parameters.
+    fn record(
+        &mut self,
+        objective: &dyn Objective,
+        batch: &HostBatch,
+    ) -> (Recording<'_>, Outcome, Vec<Tensor>) {
         let batch = self.upload(batch);
         let parameters = self.model.parameters();
         let mut recording = self.session.begin();
@@ -145,7 +149,16 @@ impl Bench {
             inputs: &inputs,
             rng: &DropoutRng::off(),
         });
-        let numbers = outcome.unwrap().predictions.flat_logits().unwrap();
+        let leaves = parameters
+            .iter()
+            .map(|p| tensors[&p.name].held()[0].clone());
+        (recording, outcome.unwrap(), leaves.collect())
+    }
+
+    /// What an objective predicts of each row.
+    fn predicted(&mut self, objective: &dyn Objective, batch: &HostBatch) -> Vec<f32> {
+        let (mut recording, outcome, _) = self.record(objective, batch);
+        let numbers = outcome.predictions.flat_logits().unwrap();
         recording.fetch("numbers", &numbers);
         let marked = recording.mark_step("predicted").unwrap();
         marked.fetched("numbers").download_to().unwrap()
@@ -157,24 +170,9 @@ impl Bench {
         objective: &dyn Objective,
         batch: &HostBatch,
     ) -> Vec<(String, Vec<f32>)> {
-        let batch = self.upload(batch);
         let parameters = self.model.parameters();
-        let mut recording = self.session.begin();
-        let inputs = feed_batch(&mut recording, &batch);
-        let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
-        let trace = recording.trace().clone();
-        let outcome = objective.record(&Forward {
-            model: &*self.model,
-            weights: &Weights::new(&trace, &tensors),
-            inputs: &inputs,
-            rng: &DropoutRng::off(),
-        });
-        let loss = outcome.unwrap().loss;
-        let loss = loss.sum.div(&loss.count).unwrap();
-        let leaves: Vec<_> = parameters
-            .iter()
-            .map(|p| tensors[&p.name].held()[0].clone())
-            .collect();
+        let (mut recording, outcome, leaves) = self.record(objective, batch);
+        let loss = outcome.loss.sum.div(&outcome.loss.count).unwrap();
         for (i, gradient) in backward(&loss, &leaves).unwrap().iter().enumerate() {
             recording.fetch(&i.to_string(), gradient);
         }
