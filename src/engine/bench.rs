@@ -62,15 +62,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         total,
     };
     let train_step = execution.step(model, &objective, schedule);
-    let form = BatchForm {
-        lengths: vec![*flags.seq],
-        named: false,
-        objective: objective.clone(),
-        attention_mask: false,
-        position_ids: false,
-        token_type_ids: false,
-        mesh: plan.train.mesh,
-    };
+    let form = form(plan, objective.clone());
     let shapes = RunShapes {
         train: form.shapes(*flags.batch),
         eval: Vec::new(),
@@ -203,6 +195,19 @@ fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
         return Err(Error::usage(problem, fix));
     }
     Ok((loaded, objective))
+}
+
+/// Batches of tokens alone.
+fn form(plan: &BenchPlan, objective: Arc<dyn Objective>) -> BatchForm {
+    BatchForm {
+        lengths: vec![*plan.train.flags.seq],
+        named: false,
+        objective,
+        attention_mask: false,
+        position_ids: false,
+        token_type_ids: false,
+        mesh: plan.train.mesh,
+    }
 }
 
 /// Steps over a few batches in turn.

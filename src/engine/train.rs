@@ -29,7 +29,8 @@ use xtrain_report::terminal::{Tone, paint};
 use xtrain_report::trackers::RunEnd;
 use xtrain_report::units;
 use xtrain_report::{errln, outln};
-use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::ahead::{Ahead, RunShapes};
+use xtrain_trainer::evaluate::Metrics;
 use xtrain_trainer::hooks::best::Best;
 use xtrain_trainer::hooks::{SavedModel, trainer_state};
 use xtrain_trainer::interrupt::Interrupt;
@@ -40,6 +41,7 @@ use xtrain_trainer::run_state::{
 };
 use xtrain_trainer::session::Session;
 use xtrain_trainer::settings::{Cadence, ExampleOrder, TokensSeen};
+use xtrain_trainer::step::TrainStep;
 
 impl Run {
     /// Trains to the end of the plan, or until a hook or a signal ends it, and saves the model in
@@ -56,16 +58,7 @@ impl Run {
         interrupt: Option<&Interrupt>,
         hooks: Vec<Box<dyn Hook>>,
     ) -> Result<Outcome, Error> {
-        if ProcessGroup::this_writes() {
-            clean_output_dir(&self.plan.train.output_dir)
-                .map_err(failed("cleaning up after a killed run"))?;
-        }
-        self.add_reference()?;
-        let (length, schedule) = self.length()?.expect("the plan trains");
-        let train = &mut self.plan.train;
-        for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
-            *cadence = cadence.in_steps(length.max_steps);
-        }
+        let (length, schedule) = self.prepare()?;
         let data = TrainingData::of(self)?;
         let identity = self.identity(&data, &length, &schedule);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
@@ -98,14 +91,7 @@ impl Run {
             resuming.run.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }
         let start = resuming.start(resumed.as_ref())?;
-        Ahead {
-            session: &mut *session,
-            step: &step,
-            shapes: &shapes.of_training(),
-            metrics: Some(&*task.metrics()),
-        }
-        .start()
-        .map_err(failed("recording the graphs"))?;
+        start_ahead(session, &step, &shapes.of_training(), &*task.metrics())?;
         if let Some(saved) = &resumed {
             resuming.describe(saved, model, &start.progress);
             if let Some(group) = ProcessGroup::joined() {
@@ -122,13 +108,10 @@ impl Run {
         state.log.print_as(plan.log_format);
         if let Some(trackers) = trackers {
             let sets = (data.examples(), validation.as_ref().map(Set::len));
-            let mut lines = header(plan, model, session, &length, &start.progress, sets).to_vec();
-            let classes = task.labels().filter(|map| !map.are_numbers());
-            lines.extend(classes.map(labels));
-            if !std::io::stderr().is_terminal() {
-                lines.extend(unlogged(settings, &length, &start.progress));
+            let start = &start.progress;
+            for line in header(plan, model, session, &length, start, sets, task.labels()) {
+                state.log.note(&line);
             }
-            lines.iter().for_each(|line| state.log.note(line));
             state.log.track(trackers);
         }
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
@@ -137,7 +120,6 @@ impl Run {
                 "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
             );
         }
-
         let saved = extra_state
             .iter()
             .filter(|state| state.saved && !*flags.save_only_model);
@@ -262,6 +244,21 @@ impl Run {
         Ok(Outcome::Done)
     }
 
+    /// Cleans up, adds what the run is compared with, and decides its length.
+    fn prepare(&mut self) -> Result<(RunLength, Schedule), Error> {
+        if ProcessGroup::this_writes() {
+            clean_output_dir(&self.plan.train.output_dir)
+                .map_err(failed("cleaning up after a killed run"))?;
+        }
+        self.add_reference()?;
+        let (length, schedule) = self.length()?.expect("the plan trains");
+        let train = &mut self.plan.train;
+        for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
+            *cadence = cadence.in_steps(length.max_steps);
+        }
+        Ok((length, schedule))
+    }
+
     /// What a checkpoint must have in common with the run that resumes from it.
     fn identity(
         &self,
@@ -293,6 +290,22 @@ impl Run {
         resume::note_trained(&mut identity, &self.loaded);
         identity
     }
+}
+
+/// Starts to make the graphs of training.
+fn start_ahead(
+    session: &mut Session,
+    step: &TrainStep,
+    shapes: &RunShapes,
+    metrics: &dyn Metrics,
+) -> Result<(), Error> {
+    let mut ahead = Ahead {
+        session,
+        step,
+        shapes,
+        metrics: Some(metrics),
+    };
+    ahead.start().map_err(failed("recording the graphs"))
 }
 
 /// Puts the weights and the optimizer's state on the devices: a checkpoint's, or new ones.
@@ -407,7 +420,8 @@ fn header(
     length: &RunLength,
     start: &Progress,
     (examples, evaluated): (Option<usize>, Option<usize>),
-) -> [String; 4] {
+    classes: Option<&LabelMap>,
+) -> Vec<String> {
     let settings = &plan.train;
     let (count, trained) = (parameter_count(model), trained_count(model));
     let trained = if trained == count {
@@ -466,12 +480,17 @@ fn header(
     };
     let evaluated = evaluated.map(|rows| format!(", {} to evaluate on", exact(rows)));
     let steps = units::exact(length.max_steps);
-    [
+    let mut lines = vec![
         first,
         format!("data      {rows} examples{}", evaluated.unwrap_or_default()),
         format!("batch     {batch} = {all} examples a step"),
         format!("steps     {steps}{epochs}{resumed}"),
-    ]
+    ];
+    lines.extend(classes.filter(|map| !map.are_numbers()).map(labels));
+    if !std::io::stderr().is_terminal() {
+        lines.extend(unlogged(settings, length, start));
+    }
+    lines
 }
 
 /// A run that is shorter than the default interval of its log shows no loss on the way, where there is
