@@ -269,7 +269,7 @@ mod tests {
             .nodes
             .iter()
             .filter_map(|node| node.op.call::<FusedAttention>());
-        let (backward, forward): (Vec<_>, Vec<_>) = all.partition(|of| of.is_backward);
+        let (backward, forward): (Vec<&_>, Vec<&_>) = all.partition(|of| of.is_backward);
         (forward.len(), backward.len())
     }
 

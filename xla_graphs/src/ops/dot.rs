@@ -1,7 +1,7 @@
 //! General dot products (XLA's DotGeneral): batch dimensions lead the result, then the free ones of
 //! each side.
 
-use super::rule::{Inferred, Vjp, expect, float};
+use super::rule::{Inferred, Vjp, float};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{DotDims, Op};

@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::nn::call_result;
-use crate::op::{Binary, Call, KernelNorm, KernelNormPart, NormKind, Op};
+use crate::op::{Binary, KernelGelu, KernelMatmul, KernelNorm, KernelNormPart, NormKind, Op};
 use crate::trace::Tensor;
 use std::collections::HashMap;
 
@@ -82,7 +82,9 @@ impl Found {
     fn is_in_memory(&self, graph: &Graph, readers: &Readers, id: NodeId) -> bool {
         let is_call = |id: NodeId| {
             let op = &graph.nodes[id as usize].op;
-            matches!(op, Op::Call(call) if matches!(**call, Call::Matmul(_) | Call::Gelu(_) | Call::Norm(_)))
+            op.call::<KernelMatmul>().is_some()
+                || op.call::<KernelGelu>().is_some()
+                || op.call::<KernelNorm>().is_some()
         };
         let node = &graph.nodes[id as usize];
         match &node.op {
