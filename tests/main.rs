@@ -31,6 +31,7 @@ mod meshes;
 mod migration;
 mod models;
 mod neuron;
+mod neuron_rules;
 mod optimizers;
 mod output;
 mod packing;

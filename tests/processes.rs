@@ -52,9 +52,9 @@ pub(crate) fn train(what: &str, devices: usize, extra: &str) -> String {
 
 /// A launcher that runs, with what it prints.
 pub(crate) struct Launched {
-    child: Child,
-    lines: std::sync::mpsc::Receiver<String>,
-    seen: Vec<String>,
+    pub(crate) child: Child,
+    pub(crate) lines: std::sync::mpsc::Receiver<String>,
+    pub(crate) seen: Vec<String>,
 }
 
 pub(crate) fn start(mut command: std::process::Command) -> Launched {

@@ -1,7 +1,7 @@
 //! How the processes of a run find each other, and what becomes of a link that is cut.
 
 use crate::processes::{GPT2, Launched, PATIENCE, bench, start, train};
-use crate::tasks::{Bench, numbers};
+use crate::tasks::Bench;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
