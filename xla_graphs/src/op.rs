@@ -331,6 +331,35 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
+    /// The operands of [`BlockCodes`].
+    BlockCodes(BlockCodes),
+}
+
+/// Numbers in 8 bits: blocks of 256 elements in row-major order, the last one as long as is left, each with
+/// a scale, and for every element the number of an entry of a map (Dettmers et al. 2021, arXiv:2110.02861).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum BlockCodes {
+    /// Operands codes `u8[..]` and scales; gives `f32[..]`, the entry of each code times its block's scale.
+    Decode(DynamicMap),
+    /// Operand x, f32; gives of each block the largest absolute value.
+    Scales {
+        /// Of the result, which has an element for each block.
+        dims: Vec<usize>,
+        /// The least scale.
+        floor: F64,
+    },
+    /// Operands x `f32[..]` and scales; gives `u8[..]`, the entry nearest to each element over its scale.
+    Encode(DynamicMap),
+}
+
+/// 256 numbers up to 1, more of them where numbers are small: dynamic tree quantization (Dettmers 2015,
+/// arXiv:1511.04561). Codes count the entries in rising order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DynamicMap {
+    /// Of both signs; code 127 is 0.
+    Signed,
+    /// From 0, which code 0 is.
+    Unsigned,
 }
 
 /// No composite: the type of those of a graph that consists of primitives.
@@ -498,6 +527,9 @@ pub enum Op<C = Composite> {
     KernelNorm(Box<KernelNorm>),
     /// A GELU or its gradient by the CPU plugin (`nn/gelu.rs`), in its target's graphs only.
     KernelGelu(Box<KernelGelu>),
+    /// A step of a [`OnePass`] by itself, in the CPU's graphs only and until `passes/one_pass.rs` makes the
+    /// pass.
+    KernelCodes(Box<BlockCodes>),
 }
 
 /// Which replicas a collective goes between.
@@ -542,6 +574,17 @@ impl Composites for Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::BlockCodes(part) => part.name(),
+        }
+    }
+}
+
+impl BlockCodes {
+    fn name(&self) -> &'static str {
+        match self {
+            BlockCodes::Decode(_) => "decode_blocks",
+            BlockCodes::Scales { .. } => "block_scales",
+            BlockCodes::Encode(_) => "encode_blocks",
         }
     }
 }
@@ -598,6 +641,7 @@ impl<C: Composites> Op<C> {
             },
             Op::KernelGelu(call) if call.is_gradient => "kernel_gelu_grad".into(),
             Op::KernelGelu(_) => "kernel_gelu".into(),
+            Op::KernelCodes(part) => format!("kernel_{}", part.name()),
         }
     }
 

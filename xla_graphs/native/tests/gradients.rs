@@ -115,7 +115,7 @@ gradient_table! {
     Op::OnePass(_) => [];
     Op::KernelCrossEntropy(_) => [];
     Op::KernelNorm(_) => [];
-    Op::KernelGelu(_) => [];
+    Op::KernelGelu(_) | Op::KernelCodes(_) | Op::Composite(Composite::BlockCodes(_)) => [];
 }
 
 /// What all cases together have reached and found.

@@ -1,7 +1,7 @@
 //! Calls of the CPU plugin's own kernels (`native/cpp/kernels`), with their attributes and the shapes of
 //! their results. The passes and `nn/` record them for [`Target::Cpu`](crate::Target).
 
-use super::{Attention, Binary, F64, Gelu, Norm, NormKind, Unary};
+use super::{Attention, Binary, DynamicMap, F64, Gelu, Norm, NormKind, Unary};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
@@ -253,11 +253,15 @@ impl KernelAttention {
 }
 
 /// Element-wise steps over arrays of one shape and over scalars, and sums over all their elements, in one
-/// pass over memory. Operands are f32 or bf16 arrays of `dims` or `f32[]`; every value in between is f32.
+/// pass over memory. Operands are f32, bf16 or u8 arrays of `dims`, f32 arrays of `blocks` or `f32[]`; every value in
+/// between is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OnePass {
     /// The dimensions of every array operand and result.
     pub dims: Vec<usize>,
+    /// The dimensions of operands and results with an element for each block of 256; none: there are no
+    /// such.
+    pub blocks: Vec<usize>,
     /// In the order of computation.
     pub steps: Vec<Step>,
     /// What the call gives, in order.
@@ -277,6 +281,12 @@ pub enum Step {
     Binary(Binary, u32, u32),
     /// The second where the first is not 0, else the third.
     Select(u32, u32, u32),
+    /// [`BlockCodes::Decode`] of codes and scales.
+    Decode(DynamicMap, u32, u32),
+    /// [`BlockCodes::Scales`] with this floor.
+    Scales(F64, u32),
+    /// [`BlockCodes::Encode`] of values and scales.
+    Encode(DynamicMap, u32, u32),
 }
 
 /// A result of a [`OnePass`].
@@ -291,9 +301,11 @@ pub struct PassResult {
 /// What a result of a [`OnePass`] is made of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PassForm {
-    /// An array in f32 or bf16; it takes the place of this operand, if one is named, which nothing
+    /// An array in f32, bf16 or u8; it takes the place of this operand, if one is named, which nothing
     /// else may need any more.
     Array(DType, Option<u32>),
+    /// The same of an f32 array with an element for each block.
+    Blocks(Option<u32>),
     /// The sum of all elements, `f32[]`.
     Sum,
 }
@@ -306,6 +318,7 @@ impl OnePass {
     pub fn result_shapes(&self) -> Vec<Shape> {
         let shape = |result: &PassResult| match result.form {
             PassForm::Array(dtype, _) => Shape::new(dtype, &self.dims[..]),
+            PassForm::Blocks(_) => Shape::new(DType::F32, &self.blocks[..]),
             PassForm::Sum => Shape::new(DType::F32, []),
         };
         self.results.iter().map(shape).collect()

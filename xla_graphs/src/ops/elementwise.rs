@@ -42,11 +42,12 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
     let takes = |shape: &Shape| {
         let is_array = shape.dims[..] == pass.dims[..];
         let dtypes: &[DType] = if is_array {
-            &[DType::F32, DType::BF16]
+            &[DType::F32, DType::BF16, DType::U8]
         } else {
             &[DType::F32]
         };
-        (is_array || shape.rank() == 0) && dtypes.contains(&shape.dtype)
+        let is_taken = is_array || shape.rank() == 0 || shape.dims[..] == pass.blocks[..];
+        is_taken && dtypes.contains(&shape.dtype)
     };
     if let Some(other) = operands.iter().find(|shape| !takes(shape)) {
         return Err(format!(
@@ -56,8 +57,8 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
     }
     let reads = |step: &Step| match *step {
         Step::Constant(_) => vec![],
-        Step::Unary(_, a) | Step::Round(a) => vec![a],
-        Step::Binary(_, a, b) => vec![a, b],
+        Step::Unary(_, a) | Step::Round(a) | Step::Scales(_, a) => vec![a],
+        Step::Binary(_, a, b) | Step::Decode(_, a, b) | Step::Encode(_, a, b) => vec![a, b],
         Step::Select(a, b, c) => vec![a, b, c],
     };
     let known = |values: usize| move |value: &u32| (*value as usize) < values;
@@ -65,11 +66,15 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
         .all(|(index, step)| reads(step).iter().all(known(operands.len() + index)));
     let values = operands.len() + pass.steps.len();
     let is_result_known = |result: &PassResult| {
-        let replaces = match result.form {
-            PassForm::Array(dtype, operand) => operand.is_none_or(|operand| {
+        let replaces = |operand: Option<u32>, dtype: DType, dims: &[usize]| {
+            operand.is_none_or(|operand| {
                 let replaced = operands.get(operand as usize);
-                replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == pass.dims[..])
-            }),
+                replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == *dims)
+            })
+        };
+        let replaces = match result.form {
+            PassForm::Array(dtype, operand) => replaces(operand, dtype, &pass.dims),
+            PassForm::Blocks(operand) => replaces(operand, DType::F32, &pass.blocks),
             PassForm::Sum => true,
         };
         // An f32 operand as it is could be read where it is overwritten; bf16 is converted first.

@@ -98,6 +98,7 @@ impl Op {
             Op::KernelNorm(call) => nn::norm::infer_kernel(call, operands),
             Op::KernelGelu(call) => arity(1 + usize::from(call.is_gradient))
                 .and_then(|()| nn::gelu::infer_kernel(call, operands)),
+            Op::KernelCodes(part) => nn::block_codes::infer(part, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -130,6 +131,7 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::StopGradient | Composite::MasterGradient => {
             arity(1).map(|()| operands[0].clone())
         }
+        Composite::BlockCodes(part) => nn::block_codes::infer(part, operands),
     }
 }
 
@@ -182,7 +184,8 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
             Composite::NormGrad { .. }
             | Composite::GeluGrad(_)
             | Composite::CrossEntropyGrad { .. }
-            | Composite::AttentionGrad { .. },
+            | Composite::AttentionGrad { .. }
+            | Composite::BlockCodes(_),
         )
         | Op::FusedAttention(_)
         | Op::FusedAttentionGrad(_)
@@ -193,6 +196,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::KernelCrossEntropy(_)
         | Op::KernelNorm(_)
         | Op::KernelGelu(_)
+        | Op::KernelCodes(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

@@ -6,9 +6,10 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::kernel_attention::MaskSource;
-use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
+use crate::nn::{attention, block_codes, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::{Replaced, record};
+use crate::provenance::Phase;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::collections::HashSet;
@@ -30,6 +31,11 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
                 target,
                 &mask_source(graph, id, of, replaced),
             ),
+            Op::Composite(Composite::BlockCodes(part)) => {
+                // The calls of one pass are of updates.
+                let is_step = node.provenance.phase == Phase::Update && target.has_passes();
+                block_codes::expand(part, &x, is_step)
+            }
             Op::Composite(op) => composite(graph, id, op, &x, target),
             Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
             Op::Unary(Unary::Log1p) if !target.has_special_functions() => {
@@ -89,8 +95,8 @@ fn composite(
         Composite::CrossEntropyGrad { ignore } => {
             loss::expand_grad(*ignore, x, wanted(graph, id), target)
         }
-        Composite::Attention(_) | Composite::AttentionGrad { .. } => {
-            unreachable!("`decompose` expands attention itself")
+        Composite::Attention(_) | Composite::AttentionGrad { .. } | Composite::BlockCodes(_) => {
+            unreachable!("`decompose` expands it itself")
         }
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),

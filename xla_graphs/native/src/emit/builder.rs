@@ -235,6 +235,7 @@ impl Emitter<'_> {
                 let (values, shapes) = self.operands();
                 self.instruction(&kernels::gelu(gelu, &shapes), &values)?
             }
+            Op::KernelCodes(_) => return Err(format!("`{}` is in no pass", op.name()).into()),
             Op::Composite(never) => match *never {},
         })
     }

@@ -7,8 +7,8 @@ use crate::proto::xla::{
 };
 use xtrain_graphs::Shape;
 use xtrain_graphs::op::{
-    Binary, Gelu, KernelAttention, KernelCrossEntropy, KernelGelu, KernelMatmul, KernelNorm,
-    KernelNormPart, MatmulStart, MatmulSums, NormKind, OnePass, PassForm, Step, Unary,
+    Binary, DynamicMap, Gelu, KernelAttention, KernelCrossEntropy, KernelGelu, KernelMatmul,
+    KernelNorm, KernelNormPart, MatmulStart, MatmulSums, NormKind, OnePass, PassForm, Step, Unary,
 };
 
 /// The targets with their versions: raise one with the meaning of operands or attributes.
@@ -163,16 +163,22 @@ pub(super) fn one_pass(pass: &OnePass, operands: &[&Shape]) -> Result<HloInstruc
     let steps = pass.steps.iter().map(step);
     let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
     let of_results = pass.results.iter().flat_map(|result| {
-        let is_sum = result.form == PassForm::Sum;
-        [i64::from(result.value), i64::from(is_sum)]
+        let form = match result.form {
+            PassForm::Array(..) => 0,
+            PassForm::Sum => 1,
+            PassForm::Blocks(_) => 2,
+        };
+        [i64::from(result.value), form]
     });
     let replaced =
         (pass.results.iter().enumerate()).filter_map(|(index, result)| match result.form {
-            PassForm::Array(_, Some(operand)) => Some(OutputOperandAliasing {
-                output_shape_index: vec![index as i64],
-                operand_index: operand.into(),
-                operand_shape_index: Vec::new(),
-            }),
+            PassForm::Array(_, Some(operand)) | PassForm::Blocks(Some(operand)) => {
+                Some(OutputOperandAliasing {
+                    output_shape_index: vec![index as i64],
+                    operand_index: operand.into(),
+                    operand_shape_index: Vec::new(),
+                })
+            }
             _ => None,
         });
     let config = format!(
@@ -218,6 +224,11 @@ fn step(step: &Step) -> Result<[i64; 4], String> {
         Step::Select(a, b, c) => (Some(2), [a, b, c]),
         Step::Unary(op, a) => (number(&UNARY, op), [a, 0, 0]),
         Step::Binary(op, a, b) => (number(&BINARY, op), [a, b, 0]),
+        Step::Decode(DynamicMap::Signed, a, b) => (Some(14), [a, b, 0]),
+        Step::Decode(DynamicMap::Unsigned, a, b) => (Some(15), [a, b, 0]),
+        Step::Encode(DynamicMap::Signed, a, b) => (Some(16), [a, b, 0]),
+        Step::Encode(DynamicMap::Unsigned, a, b) => (Some(17), [a, b, 0]),
+        Step::Scales(floor, a) => (Some(18), [a, (floor.get() as f32).to_bits(), 0]),
     };
     let kind = kind.ok_or_else(|| format!("{step:?} is no step of a pass"))?;
     Ok([kind, a.into(), b.into(), c.into()])
