@@ -171,15 +171,17 @@ pub fn graph_name(what: &str, variant: Option<&str>) -> String {
 /// Declares a device batch as feeds.
 pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> Inputs {
     let feeds = batch.feeds.iter();
-    feeds
+    let inputs: Inputs = feeds
         .map(|(name, buffers)| (*name, recording.feed(name, buffers.clone())))
-        .collect()
+        .collect();
+    inputs.divided(recording.mesh().batch_groups())
 }
 
 /// Declares the feeds of batches of one shape, for compiling ahead.
 pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> Inputs {
     let feeds = shape.feeds.iter();
-    feeds
+    let inputs: Inputs = feeds
         .map(|feed| (feed.name, recording.feed_abstract(feed.name, &feed.shape)))
-        .collect()
+        .collect();
+    inputs.divided(recording.mesh().batch_groups())
 }

@@ -11,6 +11,7 @@
 
 mod attention;
 mod attributes;
+mod block_codes;
 mod calls;
 pub(crate) mod checks;
 mod norm;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::*;
 pub use attributes::*;
+pub use block_codes::*;
 pub use calls::*;
 pub use norm::*;
 
@@ -74,6 +76,8 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
+    /// The operands of [`BlockCodes`].
+    BlockCodes(BlockCodes),
 }
 
 /// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
@@ -216,6 +220,9 @@ pub enum Op {
     ToDevice,
     /// A formula that `passes::decompose` writes in primitives.
     Composite(Composite),
+    /// A step of a [`OnePass`] by itself, in the CPU's graphs only and until `passes/one_pass.rs` makes the
+    /// pass.
+    KernelCodes(Box<BlockCodes>),
 }
 
 impl Composite {
@@ -239,6 +246,7 @@ impl Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::BlockCodes(part) => part.name(),
         }
     }
 }
@@ -280,6 +288,7 @@ impl Op {
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
+            Op::KernelCodes(part) => format!("kernel_{}", part.name()),
         }
     }
 

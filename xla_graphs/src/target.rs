@@ -185,6 +185,11 @@ impl Target {
         !self.is_neuron()
     }
 
+    /// Whether updates of parameters are passes of the CPU plugin's.
+    pub(crate) fn has_passes(self) -> bool {
+        matches!(self, Target::Cpu(kernels) if kernels.one_pass)
+    }
+
     /// Whether shifts to the left exist, on which Threefry's rotations are built. neuronx-cc calls
     /// threefry "not completely supported".
     pub(crate) fn has_threefry(self) -> bool {

@@ -446,13 +446,21 @@ pub fn set_extra_state(
         if let Some(saved) = saved.filter(|saved| saved.get(name).is_some()) {
             session.set_state(name, &saved.read(name, shape)?, shape)?;
         } else if let Some(initial) = initial {
-            let values = vec![*initial; shape.elements()];
-            let wide = shape.with_dtype(DType::F32);
-            let bytes = in_type(bytemuck::cast_slice(&values), &wide, shape);
-            session.set_state(name, &bytes, shape)?;
+            session.set_state(name, &constant(*initial, shape), shape)?;
         }
     }
     Ok(())
+}
+
+/// The bytes of an array that has this value everywhere; integers are 0 at the beginning.
+pub(crate) fn constant(value: f32, shape: &Shape) -> Vec<u8> {
+    if !shape.dtype.is_float() {
+        assert!(value == 0.0, "state of integers begins with zeros");
+        return vec![0; shape.bytes()];
+    }
+    let values = vec![value; shape.elements()];
+    let wide = shape.with_dtype(DType::F32);
+    in_type(bytemuck::cast_slice(&values), &wide, shape).into_owned()
 }
 
 /// A value read back from the device.

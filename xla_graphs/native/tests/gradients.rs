@@ -109,6 +109,7 @@ gradient_table! {
     Op::Composite(Composite::MasterGradient) => [];
     // A target's own, which passes put there after gradients are taken.
     Op::Call(_) | Op::GetTupleElement { .. } => [];
+    Op::KernelCodes(_) | Op::Composite(Composite::BlockCodes(_)) => [];
 }
 
 /// What all cases together have reached and found.

@@ -2,6 +2,7 @@
 //! plain form that `passes::decompose` writes out for targets that have nothing better.
 
 pub(crate) mod attention;
+pub mod block_codes;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod gelu;

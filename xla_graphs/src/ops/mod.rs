@@ -96,6 +96,7 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
+            Op::KernelCodes(part) => nn::block_codes::infer(part, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -130,6 +131,7 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::StopGradient | Composite::MasterGradient => {
             arity(1).map(|()| operands[0].clone())
         }
+        Composite::BlockCodes(part) => nn::block_codes::infer(part, operands),
     }
 }
 
@@ -182,10 +184,12 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
             Composite::NormGrad { .. }
             | Composite::GeluGrad(_)
             | Composite::CrossEntropyGrad { .. }
-            | Composite::AttentionGrad { .. },
+            | Composite::AttentionGrad { .. }
+            | Composite::BlockCodes(_),
         )
         | Op::Call(_)
         | Op::GetTupleElement { .. }
+        | Op::KernelCodes(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

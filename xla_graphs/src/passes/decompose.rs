@@ -5,9 +5,10 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
+use crate::nn::{attention, block_codes, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Binary, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::record;
+use crate::provenance::Phase;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::collections::HashSet;
@@ -19,6 +20,11 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
         let node = &graph.nodes[id as usize];
         let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
         match &node.op {
+            Op::Composite(Composite::BlockCodes(part)) => {
+                // The calls of one pass are of updates.
+                let is_step = node.provenance.phase == Phase::Update && target.has_passes();
+                block_codes::expand(part, &x, is_step)
+            }
             Op::Composite(op) => composite(graph, id, op, &x, target),
             Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
             Op::Unary(Unary::Log1p) if !target.has_special_functions() => {
@@ -77,6 +83,7 @@ fn composite(
         }
         Composite::Attention(of) => attention::expand(of, x, target),
         Composite::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
+        Composite::BlockCodes(_) => unreachable!("`decompose` expands it itself"),
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }

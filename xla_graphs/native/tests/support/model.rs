@@ -119,6 +119,7 @@ fn record(layers: usize) -> Result<Graph> {
             info: ParameterInfo {
                 dims: tensor.dims(),
                 is_hidden_matrix: tensor.rank() == 2,
+                is_embedding: false,
             },
             parameter: tensor,
             gradient,

@@ -3,15 +3,20 @@
 use super::spec::{CallSpec, Emission, array};
 use crate::dtype::DType;
 use crate::op::attributes::{Binary, F64, Unary};
+use crate::op::block_codes::DynamicMap;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
 /// Element-wise steps over arrays of one shape and over scalars, and sums over all their elements, in one
-/// pass over memory. Operands are f32 or bf16 arrays of `dims` or `f32[]`; every value in between is f32.
+/// pass over memory. Operands are f32, bf16 or u8 arrays of `dims`, f32 arrays of `blocks` or `f32[]`; every value in
+/// between is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OnePass {
     /// The dimensions of every array operand and result.
     pub dims: Vec<usize>,
+    /// The dimensions of operands and results with an element for each block of 256; none: there are no
+    /// such.
+    pub blocks: Vec<usize>,
     /// In the order of computation.
     pub steps: Vec<Step>,
     /// What the call gives, in order.
@@ -31,6 +36,12 @@ pub enum Step {
     Binary(Binary, u32, u32),
     /// The second where the first is not 0, else the third.
     Select(u32, u32, u32),
+    /// [`BlockCodes::Decode`](crate::op::BlockCodes::Decode) of codes and scales.
+    Decode(DynamicMap, u32, u32),
+    /// [`BlockCodes::Scales`](crate::op::BlockCodes::Scales) with this floor.
+    Scales(F64, u32),
+    /// [`BlockCodes::Encode`](crate::op::BlockCodes::Encode) of values and scales.
+    Encode(DynamicMap, u32, u32),
 }
 
 /// A result of a [`OnePass`].
@@ -45,9 +56,11 @@ pub struct PassResult {
 /// What a result of a [`OnePass`] is made of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PassForm {
-    /// An array in f32 or bf16; it takes the place of this operand, if one is named, which nothing
+    /// An array in f32, bf16 or u8; it takes the place of this operand, if one is named, which nothing
     /// else may need any more.
     Array(DType, Option<u32>),
+    /// The same of an f32 array with an element for each block.
+    Blocks(Option<u32>),
     /// The sum of all elements, `f32[]`.
     Sum,
 }
@@ -61,11 +74,12 @@ impl CallSpec for OnePass {
         let takes = |shape: &Shape| {
             let is_array = shape.dims[..] == self.dims[..];
             let dtypes: &[DType] = if is_array {
-                &[DType::F32, DType::BF16]
+                &[DType::F32, DType::BF16, DType::U8]
             } else {
                 &[DType::F32]
             };
-            (is_array || shape.rank() == 0) && dtypes.contains(&shape.dtype)
+            let is_taken = is_array || shape.rank() == 0 || shape.dims[..] == self.blocks[..];
+            is_taken && dtypes.contains(&shape.dtype)
         };
         if let Some(other) = operands.iter().find(|shape| !takes(shape)) {
             return Err(format!(
@@ -75,8 +89,8 @@ impl CallSpec for OnePass {
         }
         let reads = |step: &Step| match *step {
             Step::Constant(_) => vec![],
-            Step::Unary(_, a) | Step::Round(a) => vec![a],
-            Step::Binary(_, a, b) => vec![a, b],
+            Step::Unary(_, a) | Step::Round(a) | Step::Scales(_, a) => vec![a],
+            Step::Binary(_, a, b) | Step::Decode(_, a, b) | Step::Encode(_, a, b) => vec![a, b],
             Step::Select(a, b, c) => vec![a, b, c],
         };
         let known = |values: usize| move |value: &u32| (*value as usize) < values;
@@ -84,11 +98,15 @@ impl CallSpec for OnePass {
             .all(|(index, step)| reads(step).iter().all(known(operands.len() + index)));
         let values = operands.len() + self.steps.len();
         let is_result_known = |result: &PassResult| {
-            let replaces = match result.form {
-                PassForm::Array(dtype, operand) => operand.is_none_or(|operand| {
+            let replaces = |operand: Option<u32>, dtype: DType, dims: &[usize]| {
+                operand.is_none_or(|operand| {
                     let replaced = operands.get(operand as usize);
-                    replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == self.dims[..])
-                }),
+                    replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == *dims)
+                })
+            };
+            let replaces = match result.form {
+                PassForm::Array(dtype, operand) => replaces(operand, dtype, &self.dims),
+                PassForm::Blocks(operand) => replaces(operand, DType::F32, &self.blocks),
                 PassForm::Sum => true,
             };
             // An f32 operand as it is could be read where it is overwritten; bf16 is converted first.
@@ -105,6 +123,7 @@ impl CallSpec for OnePass {
         }
         let shape = |result: &PassResult| match result.form {
             PassForm::Array(dtype, _) => Shape::new(dtype, &self.dims[..]),
+            PassForm::Blocks(_) => Shape::new(DType::F32, &self.blocks[..]),
             PassForm::Sum => Shape::new(DType::F32, []),
         };
         Ok(self.results.iter().map(shape).collect())
@@ -117,7 +136,9 @@ impl CallSpec for OnePass {
     fn aliases(&self) -> Vec<(usize, usize)> {
         let results = self.results.iter().enumerate();
         let replaced = results.filter_map(|(index, result)| match result.form {
-            PassForm::Array(_, operand) => Some((index, operand? as usize)),
+            PassForm::Array(_, operand) | PassForm::Blocks(operand) => {
+                Some((index, operand? as usize))
+            }
             PassForm::Sum => None,
         });
         replaced.collect()
@@ -127,8 +148,12 @@ impl CallSpec for OnePass {
         let steps = self.steps.iter().map(step);
         let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
         let of_results = self.results.iter().flat_map(|result| {
-            let is_sum = result.form == PassForm::Sum;
-            [i64::from(result.value), i64::from(is_sum)]
+            let form = match result.form {
+                PassForm::Array(..) => 0,
+                PassForm::Sum => 1,
+                PassForm::Blocks(_) => 2,
+            };
+            [i64::from(result.value), form]
         });
         let config = format!(
             "{{elements = {} : i64, steps = {}, results = {}}}",
@@ -166,6 +191,11 @@ fn step(step: &Step) -> Result<[i64; 4], String> {
         Step::Select(a, b, c) => (Some(2), [a, b, c]),
         Step::Unary(op, a) => (number(&UNARY, op), [a, 0, 0]),
         Step::Binary(op, a, b) => (number(&BINARY, op), [a, b, 0]),
+        Step::Decode(DynamicMap::Signed, a, b) => (Some(14), [a, b, 0]),
+        Step::Decode(DynamicMap::Unsigned, a, b) => (Some(15), [a, b, 0]),
+        Step::Encode(DynamicMap::Signed, a, b) => (Some(16), [a, b, 0]),
+        Step::Encode(DynamicMap::Unsigned, a, b) => (Some(17), [a, b, 0]),
+        Step::Scales(floor, a) => (Some(18), [a, (floor.get() as f32).to_bits(), 0]),
     };
     let kind = kind.ok_or_else(|| format!("{step:?} is no step of a pass"))?;
     Ok([kind, a.into(), b.into(), c.into()])

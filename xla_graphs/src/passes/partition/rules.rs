@@ -6,11 +6,12 @@ use super::shapes::{Resize, padded, reshaped, sliced};
 use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::nn::block_codes::BLOCK;
 use crate::nn::dropout::attention_mask;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
 use crate::op::{
-    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, Comparison,
-    Composite, DotDims, NormOperand, Op, Reduction, Unary,
+    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, BlockCodes,
+    Comparison, Composite, DotDims, NormOperand, Op, Reduction, Unary,
 };
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -114,12 +115,46 @@ impl Partitioner<'_> {
             Op::Composite(Composite::Norm(_) | Composite::NormGrad { .. }) => {
                 self.norm(op, operands, shapes)?
             }
+            Op::Composite(Composite::BlockCodes(part)) => {
+                self.block_codes(part, operands, shapes)?
+            }
             _ => None,
         };
         match divided {
             Some(part) => Ok(part),
             None => self.on_replicated(op, operands),
         }
+    }
+
+    /// An array with a scale for each block, where shards hold whole blocks.
+    fn block_codes(
+        &self,
+        part: &BlockCodes,
+        operands: &[Shard],
+        shapes: &[&Shape],
+    ) -> Result<Option<Shard>> {
+        let Some(found) = operands[0].spec() else {
+            return Ok(None);
+        };
+        let parts = self.replicas * found.blocks;
+        let run = shapes[0].dims[found.dim..].iter().product::<usize>() / parts;
+        let blocks = match part {
+            BlockCodes::Scales { dims, .. } => dims,
+            BlockCodes::Decode(_) | BlockCodes::Encode(_) => &shapes[1].dims,
+        };
+        let divides = |size: &usize| size.is_multiple_of(parts);
+        if !run.is_multiple_of(BLOCK) || !blocks.get(found.dim).is_some_and(divides) {
+            return Ok(None);
+        }
+        let mut local = part.clone();
+        if let BlockCodes::Scales { dims, .. } = &mut local {
+            dims[found.dim] /= self.replicas;
+        }
+        self.elementwise(
+            &Op::Composite(Composite::BlockCodes(local)),
+            operands,
+            shapes,
+        )
     }
 
     fn record(&self, op: &Op, operands: &[Tensor]) -> Result<Tensor> {
