@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use super::pickle::{Machine, Result, TensorValue, Value};
+use super::pickle::{Machine, Result, TensorValue, Value, op};
 use xtrain_graphs::DType;
 
 /// Why a file gives no tensors.
