@@ -147,6 +147,7 @@ impl Run {
             interrupt.begin();
         }
         let progress = if stopped_early {
+            drop(all);
             start.progress
         } else {
             let run = RunLoop {

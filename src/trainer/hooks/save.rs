@@ -176,12 +176,10 @@ impl Unwritten {
         share: Option<&Share>,
         check: &Check,
     ) -> Result<PathBuf> {
-        let own = share.into_iter().flat_map(|share| &share.tensors);
-        let written = match own.map(|tensor| check.check(tensor)).collect() {
-            Ok(()) => self.write_parts(&streamed, share, &check.pace),
-            // The others are reading the weights together with this process.
-            Err(broken) => Err(broken),
-        };
+        let mut own = share.into_iter().flat_map(|share| &share.tensors);
+        let is_good = own.try_for_each(|tensor| check.check(tensor));
+        let written = is_good.and_then(|()| self.write_parts(&streamed, share, &check.pace));
+        // If it is not good, the others are reading the weights together with this process.
         let written = streamed.finish().and(written);
         if let (Err(_), Some(share)) = (&written, share) {
             share.writer.give_up();
