@@ -574,7 +574,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
                 causal: true,
                 window: [None, Some(3)][rng.int(0, 1)],
                 key_mask: KeyMask::Before,
-                dropout: [None, Some(F64::new(0.3))][rng.int(0, 1)],
+                dropout: [None, Some(AttentionDropout::by_mask(0.3))][rng.int(0, 1)],
                 soft_cap: [None, Some(F64::new(0.7))][rng.int(0, 1)],
                 ..plain()
             };
@@ -592,7 +592,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
         }),
         ("attention, everything", |rng| {
             let window = Some(rng.int(1, 3) as u32);
-            let dropout = Some(F64::new(0.3));
+            let dropout = Some(AttentionDropout::by_mask(0.3));
             attention(
                 rng,
                 Attention {
