@@ -14,7 +14,7 @@ use xtrain_models::HeadKind;
 
 /// A directory with `model/` (a tiny GPT-2 and its tokenizer), `train.txt` and `valid.txt`, in
 /// which the program runs.
-pub(crate) struct Workplace(TempDir);
+pub(crate) struct Workplace(pub(crate) TempDir);
 
 pub(crate) const OVERRIDES: &str = "n_layer=2,n_head=2,n_embd=32,n_positions=64";
 pub(crate) const TENSOR: &str = "transformer.h.0.attn.c_attn.weight";

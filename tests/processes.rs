@@ -53,8 +53,8 @@ pub(crate) fn train(what: &str, devices: usize, extra: &str) -> String {
 /// A launcher that runs, with what it prints.
 pub(crate) struct Launched {
     pub(crate) child: Child,
-    pub(crate) lines: std::sync::mpsc::Receiver<String>,
-    pub(crate) seen: Vec<String>,
+    lines: std::sync::mpsc::Receiver<String>,
+    seen: Vec<String>,
 }
 
 pub(crate) fn start(mut command: std::process::Command) -> Launched {
