@@ -241,7 +241,7 @@ impl Steps<'_> {
         Ok((metrics.loss, marked.host_time, handed_over))
     }
 
-    /// Times so many steps, but for those of the warm-up.
+    /// Times the steps up to `total`, without those of the warm-up.
     fn timed(&mut self, total: u64, warmup: u64) -> Result<Timings, Error> {
         let now = Instant::now();
         let mut timings = Timings {

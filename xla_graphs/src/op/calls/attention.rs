@@ -117,7 +117,7 @@ impl CallSpec for KernelAttention {
         !self.joins_gradients
     }
 
-    /// Backward the scores are computed once more, with two matmuls for each of forward's.
+    /// Backward recomputes the scores, and has two matmuls for each of the two of forward.
     fn flops(&self, _operands: &[&Shape]) -> Option<(f64, DType)> {
         let [b, h, _, t, s, d] = self.sizes;
         let matmuls = if self.is_backward() { 5.0 } else { 2.0 };

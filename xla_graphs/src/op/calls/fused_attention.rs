@@ -91,8 +91,8 @@ impl CallSpec for FusedAttention {
     }
 
     /// A causal mask leaves half of the scores, and a window W keys for each query but the first W: the
-    /// kernels skip the rest. Backward the scores are computed once more, with two matmuls for each of
-    /// forward's.
+    /// kernels skip the rest. Backward recomputes the scores, and has two matmuls for each of the two of
+    /// forward.
     fn flops(&self, operands: &[&Shape]) -> Option<(f64, DType)> {
         let (q, k) = (operands[0], operands[1]);
         let keys = k.dims[1] as f64;
