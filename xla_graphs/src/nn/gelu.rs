@@ -54,7 +54,7 @@ fn kernel(
     target: Target,
 ) -> Option<Result<Tensor>> {
     let shape = operands[0].shape();
-    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.gelu);
+    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.calls.has::<KernelGelu>());
     if !is_taken || shape.elements() < LEAST_ELEMENTS || shape.dtype != DType::F32 {
         return None;
     }

@@ -30,7 +30,7 @@ pub(crate) fn kernel(
     let Target::Cpu(kernels) = target else {
         return None;
     };
-    if !kernels.attention {
+    if !kernels.calls.has::<KernelAttention>() {
         return None;
     }
     let kernel = match q.dtype {

@@ -44,7 +44,9 @@ fn has_kernel(logits: &Tensor, target: Target) -> bool {
     let Target::Cpu(kernels) = target else {
         return false;
     };
-    kernels.cross_entropy && logits.dtype() == DType::F32 && logits.shape().elements() >= 1 << 16
+    kernels.calls.has::<KernelCrossEntropy>()
+        && logits.dtype() == DType::F32
+        && logits.shape().elements() >= 1 << 16
 }
 
 fn log_sum_exp(logits: &Tensor, target: Target) -> Result<Tensor> {

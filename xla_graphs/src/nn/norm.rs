@@ -47,7 +47,7 @@ fn kernel(
     };
     let shape = operands[0].shape();
     let pays = shape.elements() >= LEAST_ELEMENTS && shape.dims.last()? >= &LEAST_WIDTH;
-    if !kernels.norm || !pays || shape.dtype != DType::F32 {
+    if !kernels.calls.has::<KernelNorm>() || !pays || shape.dtype != DType::F32 {
         return None;
     }
     let call = KernelNorm {

@@ -192,7 +192,7 @@ impl Emitter<'_> {
             Op::DynamicUpdateSlice { dim } => self.dynamic_update_slice(*dim)?,
             Op::Call(call) => {
                 let (values, shapes) = self.operands();
-                self.instruction(&call::instruction(call.spec(), &shapes)?, &values)?
+                self.instruction(&call::instruction(call, &shapes)?, &values)?
             }
             Op::GetTupleElement { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];

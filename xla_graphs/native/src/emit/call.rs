@@ -4,7 +4,7 @@ use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{
     CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing, ShapeProto,
 };
-use xtrain_graphs::op::{CallSpec, Library};
+use xtrain_graphs::op::{Call, CallSpec, Library};
 use xtrain_graphs::{DType, Shape};
 
 /// A result in its layout.
@@ -15,14 +15,12 @@ fn laid_out(call: &dyn CallSpec, result: &Shape) -> ShapeProto {
 
 /// The instruction of a call over operands of these shapes, complete but for its id, name, operands and
 /// metadata.
-pub(super) fn instruction(
-    call: &dyn CallSpec,
-    operands: &[&Shape],
-) -> Result<HloInstructionProto, String> {
+pub(super) fn instruction(call: &Call, operands: &[&Shape]) -> Result<HloInstructionProto, String> {
+    let (call, library) = (call.spec(), call.library());
     let emission = call.emission(operands)?;
     let results = call.results(operands)?;
     let results = results.iter().map(|result| laid_out(call, result));
-    let (workspace, version) = match emission.library {
+    let (workspace, version) = match library {
         Library::Plugin => (None, CustomCallApiVersion::ApiVersionTypedFfi as i32),
         Library::Cudnn => (Some(shape_proto(&Shape::new(DType::U8, [0]), &[0])), 0),
     };

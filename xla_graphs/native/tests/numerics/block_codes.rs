@@ -3,7 +3,7 @@
 
 use crate::support::{Rng, Value, compile_for, trace};
 use xtrain_graphs::block_codes::{BLOCK, block_dims};
-use xtrain_graphs::op::{DynamicMap, OnePass, Op};
+use xtrain_graphs::op::{CallSet, DynamicMap, OnePass, Op};
 use xtrain_graphs::{CpuKernels, DType, Target, passes};
 
 const MAPS: [DynamicMap; 2] = [DynamicMap::Signed, DynamicMap::Unsigned];
@@ -12,7 +12,7 @@ const MAPS: [DynamicMap; 2] = [DynamicMap::Signed, DynamicMap::Unsigned];
 fn targets() -> [Target; 2] {
     xtrain_xla::register_kernels();
     let kernels = CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     };
     [Target::CPU, Target::Cpu(kernels)]

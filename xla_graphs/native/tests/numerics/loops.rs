@@ -4,7 +4,7 @@
 use crate::kernels::{is_here, values};
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use xtrain_graphs::op::{
-    Gelu, KernelCrossEntropy, KernelGelu, KernelNorm, KernelNormPart, OnePass, Op,
+    CallSet, Gelu, KernelCrossEntropy, KernelGelu, KernelNorm, KernelNormPart, OnePass, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 
@@ -14,7 +14,7 @@ use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 fn an_update_in_one_pass_is_the_update() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(7);
@@ -68,7 +68,7 @@ fn an_update_in_one_pass_is_the_update() {
 fn cross_entropy_by_calls_is_cross_entropy() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        cross_entropy: true,
+        calls: CallSet::only::<KernelCrossEntropy>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(29);
@@ -123,7 +123,7 @@ fn cross_entropy_by_calls_is_cross_entropy() {
 fn norms_by_calls_are_norms() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        norm: true,
+        calls: CallSet::only::<KernelNorm>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(31);
@@ -181,10 +181,7 @@ fn norms_by_calls_are_norms() {
 #[test]
 fn norms_add_up_what_stands_around_them() {
     xtrain_xla::register_kernels();
-    let target = Target::Cpu(CpuKernels {
-        norm: true,
-        ..CpuKernels::best(is_here)
-    });
+    let target = Target::Cpu(CpuKernels::best(is_here));
     let mut rng = Rng(41);
     let [rows, width] = [300, 160];
     for dtype in [DType::F32, DType::BF16] {
@@ -238,7 +235,7 @@ fn norms_add_up_what_stands_around_them() {
 fn gelu_by_calls_is_gelu() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        gelu: true,
+        calls: CallSet::only::<KernelGelu>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(37);
@@ -288,7 +285,7 @@ fn gelu_by_calls_is_gelu() {
 #[test]
 fn values_of_one_array_are_made_together() {
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(9);
@@ -329,7 +326,7 @@ fn values_of_one_array_are_made_together() {
 fn what_stands_before_a_barrier_is_computed_once() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(8);

@@ -153,6 +153,6 @@ impl CallSpec for KernelAttention {
                 bits(of.dropout.map_or(1.0, |it| 1.0 / (1.0 - it.rate.get()))),
             ]),
         );
-        Ok(Emission::plugin("xtrain.attention", config))
+        Ok(Emission::new("xtrain.attention", config))
     }
 }

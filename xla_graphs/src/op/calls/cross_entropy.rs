@@ -54,6 +54,6 @@ impl CallSpec for KernelCrossEntropy {
             KernelCrossEntropy::LogSumExp => "xtrain.log_sum_exp",
             KernelCrossEntropy::Gradient(_) => "xtrain.cross_entropy_grad",
         };
-        Ok(Emission::plugin(target, String::new()))
+        Ok(Emission::new(target, String::new()))
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Arrays are `[B, T, H, D]` going in, and coming out `[B, H, T, D]` laid out as `[B, T, H, D]`.
 
-use super::spec::{CallSpec, Emission, Library};
+use super::spec::{CallSpec, Emission};
 use crate::dtype::DType;
 use crate::op::attributes::F64;
 use crate::op::checks::{arity, expect};
@@ -120,11 +120,11 @@ impl CallSpec for FusedAttention {
             ""
         };
         let backward = if self.is_backward { "Backward" } else { "" };
-        Ok(Emission {
-            target: format!("__cudnn$fmha{bias}Softmax{dropout}{backward}"),
-            config: config(self, operands[0], operands[1]),
-            library: Library::Cudnn,
-        })
+        let target = format!("__cudnn$fmha{bias}Softmax{dropout}{backward}");
+        Ok(Emission::new(
+            target,
+            config(self, operands[0], operands[1]),
+        ))
     }
 }
 

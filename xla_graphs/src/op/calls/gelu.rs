@@ -44,7 +44,7 @@ impl CallSpec for KernelGelu {
     }
 
     fn emission(&self, _operands: &[&Shape]) -> Result<Emission, String> {
-        Ok(Emission::plugin(
+        Ok(Emission::new(
             "xtrain.gelu",
             format!("{{is_tanh = {} : i64}}", i64::from(self.of == Gelu::Tanh)),
         ))

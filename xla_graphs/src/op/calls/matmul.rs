@@ -164,6 +164,6 @@ impl CallSpec for KernelMatmul {
             array(&self.b_strides),
             array(&self.c_strides),
         );
-        Ok(Emission::plugin("xtrain.matmul", config))
+        Ok(Emission::new("xtrain.matmul", config))
     }
 }

@@ -85,6 +85,6 @@ impl CallSpec for KernelNorm {
             (self.of.eps.get() as f32).to_bits(),
             i64::from(is_on),
         );
-        Ok(Emission::plugin(target, config))
+        Ok(Emission::new(target, config))
     }
 }

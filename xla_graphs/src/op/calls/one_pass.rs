@@ -161,7 +161,7 @@ impl CallSpec for OnePass {
             array(&steps),
             array(&of_results.collect::<Vec<i64>>()),
         );
-        Ok(Emission::plugin("xtrain.one_pass", config))
+        Ok(Emission::new("xtrain.one_pass", config))
     }
 }
 

@@ -51,17 +51,13 @@ pub struct Emission {
     pub target: String,
     /// Its `backend_config`.
     pub config: String,
-    /// What the target is.
-    pub library: Library,
 }
 
 impl Emission {
-    /// A call of a kernel of the plugin's.
-    pub(super) fn plugin(target: &str, config: String) -> Self {
+    pub(super) fn new(target: impl Into<String>, config: String) -> Self {
         Emission {
             target: target.into(),
             config,
-            library: Library::Plugin,
         }
     }
 }
