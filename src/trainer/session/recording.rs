@@ -50,7 +50,7 @@ impl Session {
 
     /// How recorded graphs are partitioned along the tensor axis.
     fn partition(&self) -> Option<Partition> {
-        let groups = self.mesh.groups(&[Axis::Tensor])?;
+        let groups = self.mesh().groups(&[Axis::Tensor])?;
         let inputs = self
             .placements
             .tensor_shardings()
@@ -324,7 +324,7 @@ impl Recording<'_> {
         if matches!(self.shapes, Shapes::Given(_)) {
             return Ok(self.feed_abstract(name, shape));
         }
-        let buffers = self.session.upload_each(shape, bytes)?;
+        let buffers = self.session.devices.upload(shape, bytes)?;
         Ok(self.feed(name, buffers))
     }
 
