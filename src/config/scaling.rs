@@ -47,7 +47,7 @@ impl Axis {
 }
 
 /// The degrees, and what stays the same at each.
-fn degrees(flags: &Flags) -> Result<(Vec<usize>, Fixed), UsageError> {
+fn asked(flags: &Flags) -> Result<(Vec<usize>, Fixed), UsageError> {
     if flags.device.is_given() {
         return refuse(
             "--device belongs to the command that is scaled",
@@ -99,7 +99,7 @@ fn degrees(flags: &Flags) -> Result<(Vec<usize>, Fixed), UsageError> {
 /// # Errors
 /// The command cannot be scaled.
 pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
-    let (degrees, fixed) = degrees(flags)?;
+    let (degrees, fixed) = asked(flags)?;
     let axis = *flags.axis;
     let words: &[String] = &flags.scaled;
     let command = read(words, axis)?;
