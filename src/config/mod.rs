@@ -141,7 +141,8 @@ pub fn from_args_among(
     let notes = flags.notes.iter().cloned();
     let notes = notes
         .chain(mesh::note(&flags))
-        .chain(flags.evaluation_note());
+        .chain(flags.evaluation_note())
+        .chain(flags.paging_note());
     Ok(Invocation::Run {
         notes: notes.collect(),
         command: resolve::resolve(&Arc::new(flags))?,

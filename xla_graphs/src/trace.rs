@@ -8,7 +8,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{InputRole, NodeId, OutputSpec};
-use crate::op::{F64, Op, Scalar};
+use crate::op::{CallKind, F64, Op, Scalar};
 use crate::provenance::{Phase, Provenance, Stage};
 use crate::shape::Shape;
 use std::cell::RefCell;
@@ -323,6 +323,12 @@ impl Trace {
             },
             &[],
         )
+    }
+
+    /// Records a call of a target's own library after checking its operands.
+    #[track_caller]
+    pub(crate) fn call(&self, call: impl CallKind, operands: &[&Tensor]) -> Result<Tensor> {
+        self.record(Op::Call(Box::new(call.into_call())), operands)
     }
 
     /// Records one operation after checking its operands.

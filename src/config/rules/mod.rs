@@ -101,7 +101,7 @@ rules! {
     launch_runs_train_or_eval for LAUNCH in processes;
     losses_go_together for DPO in preference;
     evaluation_has_its_reference for EVAL_REFERENCED in preference;
-    kl_is_estimated_on_one_replica for KTO in preference;
+    kl_is_estimated_within_a_batch for KTO in preference;
     answers_are_not_streamed for PREFERENCES
         if *flags.streaming =>
         "--streaming: answers are tokenized before training, and the reference's log-probabilities computed once",

@@ -715,9 +715,9 @@ const CASES: &[(&str, &str, &str)] = &[
         "rewards compare the model with its reference",
     ),
     (
-        "kl_is_estimated_on_one_replica",
-        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --data_parallel 2",
-        "--data_parallel divides batches",
+        "kl_is_estimated_within_a_batch",
+        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --per_device_train_batch_size auto",
+        "compares the answers of a batch of training",
     ),
     (
         "answers_are_not_streamed",

@@ -13,7 +13,7 @@
 
 use crate::error::Result;
 use crate::graph::{InputRole, NodeId};
-use crate::op::{Attention, Composite, Op};
+use crate::op::{Composite, Op};
 use crate::provenance::{Phase, Provenance};
 use crate::trace::{Inner, Tensor, Trace};
 use serde::{Deserialize, Serialize};
@@ -243,25 +243,14 @@ fn mark_cheap(inner: &Inner, region_of: &mut [Option<u32>]) {
     }
 }
 
-/// Each attention with the making of its dropout mask.
+/// Each attention; its dropout mask is drawn inside.
 fn mark_attentions(inner: &Inner, region_of: &mut [Option<u32>]) {
     let mut region = 0;
     for (id, node) in inner.nodes.iter().enumerate().take(region_of.len()) {
-        let Op::Composite(Composite::Attention(Attention { dropout, .. })) = node.op else {
-            continue;
-        };
-        region_of[id] = Some(region);
-        if dropout.is_some() {
-            let mut making = vec![node.operands[node.operands.len() - 1]];
-            while let Some(id) = making.pop() {
-                let mask = &inner.nodes[id as usize];
-                if !matches!(mask.op, Op::Input(_)) {
-                    region_of[id as usize] = Some(region);
-                    making.extend(&mask.operands);
-                }
-            }
+        if let Op::Composite(Composite::Attention(_)) = node.op {
+            region_of[id] = Some(region);
+            region += 1;
         }
-        region += 1;
     }
 }
 
