@@ -4,6 +4,7 @@
 //! file are relative to the working directory, like those on the command line.
 
 use super::command::{CommandName, TaskName};
+use super::container;
 use super::error::{Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
@@ -198,7 +199,49 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             "keys are flag names, as in `learning_rate = 5e-5`",
         )
     };
-    entries.map_err(|(line, message)| problem(path, Some(line), message, fix))
+    let mut entries = entries.map_err(|(line, message)| problem(path, Some(line), message, fix))?;
+    if container::is_hyperparameters(path) {
+        entries.retain(|entry| !container::is_reserved(&entry.key));
+        for entry in &mut entries {
+            entry.value = decoded(std::mem::replace(&mut entry.value, Scalar::Null));
+        }
+    }
+    Ok(entries)
+}
+
+/// A hyperparameter of SageMaker: its Python SDK writes each value as JSON, its API takes any text.
+fn decoded(value: Scalar) -> Scalar {
+    use serde_json::Value;
+    let Scalar::Text(text) = value else {
+        return value;
+    };
+    match serde_json::from_str(&text) {
+        Ok(value @ (Value::String(_) | Value::Array(_) | Value::Object(_) | Value::Null)) => {
+            from_json(&value)
+        }
+        // A number or a boolean is read as on the command line.
+        _ => Scalar::Text(text),
+    }
+}
+
+/// The text of one key of a JSON file, as a hyperparameter is written; `None` without that key.
+///
+/// # Errors
+/// The file cannot be read, or has something else there.
+pub fn text_of(path: &Path, key: &str) -> Result<Option<String>, UsageError> {
+    let wrong = |what: String| problem(path, None, what, "its values are strings");
+    let text = files::read_piped(path, files::SETTINGS).map_err(|e| wrong(e.to_string()))?;
+    let text = String::from_utf8_lossy(&text);
+    let entries = read_json(&text).map_err(|(line, message)| {
+        problem(path, Some(line), message, "SageMaker writes a JSON object")
+    })?;
+    match entries.into_iter().find(|entry| entry.key == key) {
+        None => Ok(None),
+        Some(entry) => match decoded(entry.value) {
+            Scalar::Text(text) => Ok(Some(text)),
+            other => Err(wrong(format!("`{key}` is {}", other.describe()))),
+        },
+    }
 }
 
 /// Reads the file and adds its settings to those that were typed, which win.
@@ -495,6 +538,30 @@ mod tests {
     use crate::command::TaskName;
     use crate::kind::Degree;
     use xtrain_trainer::settings::Resume;
+
+    /// What the SDK writes, what the API takes, and what is read.
+    #[test]
+    fn hyperparameters_are_json_in_strings_or_plain_texts() {
+        for (text, expected) in [
+            ("\"clm\"", Scalar::Text("clm".into())),
+            ("clm", Scalar::Text("clm".into())),
+            ("5e-05", Scalar::Text("5e-05".into())),
+            ("true", Scalar::Text("true".into())),
+            ("null", Scalar::Null),
+            ("[INST]", Scalar::Text("[INST]".into())),
+        ] {
+            let read = decoded(Scalar::Text(text.into()));
+            assert_eq!(read.describe(), expected.describe(), "{text}");
+        }
+        assert!(matches!(
+            decoded(Scalar::Text("[\"a\", \"b\"]".into())),
+            Scalar::List(items) if items.len() == 2
+        ));
+        assert!(matches!(
+            decoded(Scalar::Text("{\"num_cycles\": 2}".into())),
+            Scalar::Table(..)
+        ));
+    }
 
     const TRAIN_CLM: CommandName = CommandName::Train(TaskName::Clm);
 

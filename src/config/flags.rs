@@ -580,7 +580,8 @@ Logging {
     /// person; json, as log.jsonl; auto: line on a terminal, else trainer
     log_format: LogFormat = "auto", TRAIN;
     /// Experiment trackers that get every log record, besides log.jsonl: tensorboard, event files in
-    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; all: those that are set up
+    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; kubeflow, the progress of a TrainJob;
+    /// all: those that are set up
     report_to: TrackerNames = "none", TRAIN;
     /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
     /// runs/TIME_HOST in output_dir

@@ -18,6 +18,7 @@ mod choices;
 mod command;
 mod command_line;
 mod config_file;
+mod container;
 mod declare;
 mod derived;
 mod error;
