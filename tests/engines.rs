@@ -205,7 +205,7 @@ impl Container {
     fn hyperparameters(&self, more: &[(&str, &str)]) {
         let mut all = json!({
             "task": "\"clm\"", "model_type": "\"gpt2\"", "config_overrides": "\"n_layer=1,n_head=2,n_embd=32,n_positions=32\"",
-            "block_size": "32", "per_device_train_batch_size": "2", "learning_rate": "0.001", "do_eval": "true",
+            "block_size": "32", "per_device_train_batch_size": "2", "learning_rate": "0.001", "do_train": "true", "do_eval": "true",
             "logging_steps": "1", "max_steps": "4", "report": "\"none\"",
             "sagemaker_job_name": "\"job\"", "sagemaker_region": "\"eu-west-1\"",
         });

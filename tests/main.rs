@@ -13,6 +13,7 @@ mod data_files;
 mod declarations;
 mod devices;
 mod directories;
+mod dist;
 mod engines;
 mod errors;
 mod examples;
