@@ -4,15 +4,12 @@
 //! hyperparameter is that flag.
 
 use super::command::{COMMANDS, CommandInfo, second_words};
-use super::config_file;
+use super::config_file::{self, TASK};
 use super::error::{Origin, UsageError};
 use super::lookup;
 use std::path::{Path, PathBuf};
 use xtrain_distributed::environment::sagemaker::{Channel, Container};
 use xtrain_report::runs::checkpoints::newest_checkpoint;
-
-/// The hyperparameter that names the task.
-const TASK: &str = "task";
 
 /// Channels, by any of the names, and the flag that takes their files or their folder.
 const CHANNELS: &[(&[&str], &str, Takes)] = &[
@@ -45,17 +42,6 @@ pub struct Command {
 pub fn command(verb: &str) -> Option<Result<Command, UsageError>> {
     let container = Container::found().filter(|_| verb == "train")?;
     Some(of(&container))
-}
-
-/// Whether this file holds the hyperparameters of the container that this process runs in.
-pub fn is_hyperparameters(path: &Path) -> bool {
-    Container::found().is_some_and(|container| container.hyperparameters() == path)
-}
-
-/// Hyperparameters that are no settings: the task, and those that SageMaker's tools add for
-/// themselves.
-pub fn is_reserved(key: &str) -> bool {
-    key == TASK || key == "_tuning_objective_metric" || key.starts_with("sagemaker_")
 }
 
 fn of(container: &Container) -> Result<Command, UsageError> {
@@ -96,7 +82,7 @@ fn of(container: &Container) -> Result<Command, UsageError> {
                 words.push(format!("--{flag}"));
                 words.extend(paths(&channel, *takes)?);
             }
-            _ => unused.push(channel.name),
+            None | Some(_) => unused.push(channel.name),
         }
     }
     if !given("output_dir") {

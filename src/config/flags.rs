@@ -791,10 +791,10 @@ Cache {
     /// (s3://BUCKET/PREFIX, gs://, https://); what is found there is copied into cache_dir
     cache_remote: Option<StorePath>, COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL;
     /// Store what is compiled here in cache_remote, too; hosts that do compile each graph once
-    cache_remote_write: bool = "false", COMPILING;
+    cache_remote_write: bool = "false", READING | GENERATE | BENCH;
     /// File with the key that signs the entries of cache_remote, readable only by its owner;
     /// default: $XTRAIN_CACHE_KEY; with a key, only signed entries are loaded
-    cache_remote_key: Option<PathBuf>, COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL;
+    cache_remote_key: Option<PathBuf>, READING | GENERATE | BENCH | CACHE_LS | CACHE_PUSH | CACHE_PULL;
     /// Cache size above which the least recently used graphs are evicted
     cache_max_size: Bytes = "10GiB", COMPILING;
     /// Fail instead of recompiling a graph that this run or an earlier one compiled in another

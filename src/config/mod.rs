@@ -22,6 +22,7 @@ mod container;
 mod declare;
 mod derived;
 mod error;
+mod file_format;
 #[cfg(test)]
 mod fixture;
 mod flags;

@@ -106,16 +106,17 @@ fn shared(store: &TestStore, key: Option<&str>, more: &[&str]) -> Bench {
     Bench::of(&command.run())
 }
 
-/// The one entry in the bucket.
-fn entry(store: &TestStore, ending: &str) -> String {
+/// The entries in the bucket, which has nothing else.
+#[track_caller]
+fn entries(store: &TestStore, ending: &str) -> Vec<String> {
     let names = store.names();
-    let mut entries = names.iter().filter(|name| name.ends_with(ending));
-    let found = entries
-        .next()
-        .unwrap_or_else(|| panic!("{names:?}"))
-        .clone();
-    assert!(found.starts_with("/fleet/xtrain/graphs/"), "{found}");
-    found
+    let is_entry = |name: &String| {
+        name.starts_with("/fleet/xtrain/graphs/")
+            && name.ends_with(ending)
+            && name.len() == 21 + 32 + ending.len()
+    };
+    assert!(!names.is_empty() && names.iter().all(is_entry), "{names:?}");
+    names
 }
 
 /// What one host compiles, the others load; a host that only reads writes nothing.
@@ -137,19 +138,12 @@ fn a_bucket_is_read_and_written_if_asked() {
         "{}",
         writing.stderr
     );
-    entry(&store, ".graph");
-    assert_eq!(
-        store.names().len(),
-        1,
-        "claims are removed: {:?}",
-        store.names()
-    );
-    for more in [&[][..], &["--cache_remote_write"]] {
-        let run = shared(&store, None, more);
-        assert_eq!((run.loaded, run.compiled), (1, 0), "{}", run.stderr);
-        assert_eq!(run.loss, writing.loss);
-        assert!(warnings(&run.stderr).is_empty(), "{}", run.stderr);
-    }
+    let stored = entries(&store, ".graph");
+    let run = shared(&store, None, &["--cache_remote_write"]);
+    assert_eq!((run.loaded, run.compiled), (1, 0), "{}", run.stderr);
+    assert_eq!(run.loss, writing.loss);
+    assert!(warnings(&run.stderr).is_empty(), "{}", run.stderr);
+    assert_eq!(entries(&store, ".graph"), stored);
 }
 
 /// Hosts that start together, each with an empty cache of its own.
@@ -158,53 +152,66 @@ fn hosts_that_start_together_compile_a_graph_once() {
     let store = TestStore::start();
     let runs: Vec<Bench> = std::thread::scope(|scope| {
         let host = || shared(&store, Some(KEY), &["--cache_remote_write"]);
-        let hosts: Vec<_> = (0..4).map(|_| scope.spawn(host)).collect();
+        let hosts: Vec<_> = (0..3).map(|_| scope.spawn(host)).collect();
         hosts.into_iter().map(|host| host.join().unwrap()).collect()
     });
     let compiled: u64 = runs.iter().map(|run| run.compiled).sum();
     let loaded: u64 = runs.iter().map(|run| run.loaded).sum();
-    assert_eq!((compiled, loaded), (1, 3));
+    assert_eq!((compiled, loaded), (1, 2));
     assert!(runs.iter().all(|run| run.loss == runs[0].loss));
-    entry(&store, ".signed");
-    assert_eq!(store.names().len(), 1, "{:?}", store.names());
+    entries(&store, ".signed");
 }
 
-/// Nothing that such a store holds or does is loaded or stops a run; each costs a line.
+/// Nothing that such a store holds or does is loaded or stops a run.
 #[test]
 fn a_store_that_is_hostile_or_down_costs_a_compile_and_a_line() {
     let store = TestStore::start();
     let good = shared(&store, Some(KEY), &["--cache_remote_write"]);
-    let signed = entry(&store, ".signed");
-    let whole = store.bytes(&signed);
-    let refused = |what: &str, key: &str, line: &str| {
+    let signed: Vec<(String, Vec<u8>)> = entries(&store, ".signed")
+        .into_iter()
+        .map(|name| (name.clone(), store.bytes(&name)))
+        .collect();
+    // Puts what `change` makes of each entry in its place.
+    let replace = |change: fn(&[u8]) -> Vec<u8>| {
+        signed
+            .iter()
+            .for_each(|(name, bytes)| store.put(name, change(bytes)));
+    };
+    let refused = |what: &str, key: &str, most: usize, line: &str| {
         let run = shared(&store, Some(key), &[]);
         assert_eq!((run.loaded, run.compiled), (0, 1), "{what}: {}", run.stderr);
         assert_eq!(run.loss, good.loss, "{what}");
         let warnings = warnings(&run.stderr);
-        assert_eq!(warnings.len(), 1, "{what}: {}", run.stderr);
-        assert!(warnings[0].contains(line), "{what}: {}", warnings[0]);
+        assert!(
+            (1..=most).contains(&warnings.len()),
+            "{what}: {}",
+            run.stderr
+        );
+        assert!(
+            warnings.iter().all(|warning| warning.contains(line)),
+            "{what}: {}",
+            run.stderr
+        );
     };
-    refused(
-        "another key",
-        "the key of somebody else",
-        "its signature is not of this key",
-    );
-    let mut damaged = whole.clone();
-    *damaged.last_mut().unwrap() ^= 1;
-    store.put(&signed, damaged);
-    refused("damaged", KEY, "its signature is not of this key");
-    store.put(&signed, whole[85..].to_vec());
-    refused("unsigned", KEY, "its signature is not of this key");
-    store.put(&signed, b"no entry at all".to_vec());
-    refused("junk", KEY, "its signature is not of this key");
-    store.put(&signed, whole.clone());
-    store.fault(&signed, Fault::Status("403 Forbidden", 100));
-    refused("forbidden", KEY, "is not used any more in this run");
-    store.fault(&signed, Fault::Status("503 Slow Down", 1000));
-    refused("overloaded", KEY, "is not used any more in this run");
-    drop(store);
-    let place = Place::new();
+    let (each, wrong) = (signed.len(), "its signature is not of this key");
+    refused("another key", "the key of somebody else", each, wrong);
+    replace(|bytes| [&bytes[..bytes.len() - 1], &[bytes[bytes.len() - 1] ^ 1]].concat());
+    refused("damaged", KEY, each, wrong);
+    // What a host without a key would take.
+    replace(|bytes| bytes["xtrain signed entry ".len() + 64 + 1..].to_vec());
+    refused("unsigned", KEY, each, wrong);
+    replace(|bytes| bytes.to_vec());
+    for (what, status) in [
+        ("forbidden", "403 Forbidden"),
+        ("overloaded", "503 Slow Down"),
+    ] {
+        for (name, _) in &signed {
+            store.fault(name, Fault::Status(status, 1000));
+        }
+        refused(what, KEY, 1, "is not used any more in this run");
+    }
     let gone = TestStore::start();
+    let place = Place::new();
     let mut command = place.bench();
     with_bucket(&mut command, &gone).env("XTRAIN_CACHE_KEY", KEY);
     drop(gone);
@@ -218,21 +225,20 @@ fn a_store_that_is_hostile_or_down_costs_a_compile_and_a_line() {
 fn an_entry_under_a_wrong_name_is_not_loaded() {
     let store = TestStore::start();
     let good = shared(&store, None, &["--cache_remote_write"]);
-    let name = entry(&store, ".graph");
-    let other = shared(&store, None, &["--cache_remote_write", "--seq", "16"]);
-    assert_eq!(other.compiled, 1);
-    let names = store.names();
-    let second = names.iter().find(|found| **found != name).unwrap();
-    store.put(&name, store.bytes(second));
+    let first = entries(&store, ".graph");
+    let bytes: Vec<Vec<u8>> = first.iter().map(|name| store.bytes(name)).collect();
+    assert!(first.len() > 1, "{first:?}");
+    for (name, bytes) in first.iter().zip(bytes.iter().skip(1).chain(&bytes[..1])) {
+        store.put(name, bytes.clone());
+    }
     let run = shared(&store, None, &[]);
     assert_eq!((run.loaded, run.compiled), (0, 1), "{}", run.stderr);
     assert_eq!(run.loss, good.loss);
     let warnings = warnings(&run.stderr);
-    assert!(
-        warnings.len() == 1 && warnings[0].contains("another key"),
-        "{}",
-        run.stderr
-    );
+    let named = warnings
+        .iter()
+        .filter(|warning| warning.contains("another key"));
+    assert_eq!(named.count(), first.len(), "{}", run.stderr);
 }
 
 /// `cache push`, `pull` and `ls` with a bucket; names that are no entry's are passed over.
@@ -259,22 +265,22 @@ fn graphs_are_pushed_listed_and_pulled() {
     assert!(tool(&place, "cache push").contains(&format!(
         "stored 0 graphs in s3://fleet/xtrain; {count} were there"
     )));
-    let hostile = "/fleet/xtrain/graphs/..%2F..%2Fetc.signed";
-    store.put(hostile, b"x".to_vec());
+    store.put("/fleet/xtrain/graphs/..%2F..%2Fetc.signed", b"x".to_vec());
     let listed: serde_json::Value = serde_json::from_str(&tool(&place, "cache ls --json")).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), count, "{listed}");
     let other = Place::new();
     assert!(
         tool(&other, "cache pull").contains(&format!("took {count} graphs from s3://fleet/xtrain"))
     );
-    assert_eq!(
-        files(other.store().dir()).len(),
-        files(place.store().dir()).len()
-    );
-    let id = &place.entries()[0].id;
-    assert_eq!(
-        fs::read(other.store().path(id)).unwrap(),
-        fs::read(place.store().path(id)).unwrap()
-    );
+    let graphs = |place: &Place| -> Vec<String> {
+        let names = files(place.store().dir()).into_iter();
+        names.filter(|name| name.ends_with(".graph")).collect()
+    };
+    assert_eq!(graphs(&other), graphs(&place));
+    for name in graphs(&place) {
+        let [one, copy] =
+            [&place, &other].map(|place| fs::read(place.store().dir().join(&name)).unwrap());
+        assert!(one == copy, "{name}");
+    }
     other.command("cache verify").run().succeeded();
 }

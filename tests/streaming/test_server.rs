@@ -200,6 +200,16 @@ fn change(stream: &mut TcpStream, state: &mut State, request: Request) -> std::i
         "PUT" if request.creates && state.objects.contains_key(&request.path) => {
             status = "412 Precondition Failed";
         }
+        // S3's request for many.
+        "POST" => {
+            let text = String::from_utf8_lossy(&request.body).into_owned();
+            let bucket = request.path.trim_end_matches('/');
+            for key in text.split("<Key>").skip(1) {
+                let key = key.split("</Key>").next().unwrap_or_default();
+                state.objects.remove(&format!("{bucket}/{key}"));
+            }
+            body = "<DeleteResult></DeleteResult>".into();
+        }
         "PUT" => drop(state.objects.insert(request.path, request.body)),
         "DELETE" => {
             state.objects.remove(&request.path);

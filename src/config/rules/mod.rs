@@ -88,7 +88,7 @@ rules! {
         "--cache_remote copies into the cache, and --compile_cache is false",
         "leave one of them out";
     remote_cache_is_a_place for COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL in output;
-    remote_cache_is_named for COMPILING
+    remote_cache_is_named for READING | GENERATE | BENCH
         if !flags.cache_remote.is_given() && (*flags.cache_remote_write || flags.cache_remote_key.is_given()) =>
         "--cache_remote_write and --cache_remote_key need --cache_remote",
         "add --cache_remote with a directory or a URL, or leave them out";
