@@ -209,4 +209,18 @@ mod tests {
             Scalar::Table(..)
         ));
     }
+
+    #[test]
+    fn nested_json_keys_are_not_taken_for_settings() {
+        let text =
+            "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
+        assert_eq!(
+            json_key_lines(text),
+            vec![
+                ("accelerator_config".into(), 2),
+                ("a \"b\"".into(), 3),
+                ("c".into(), 3)
+            ]
+        );
+    }
 }
