@@ -1,5 +1,5 @@
 # xtrain for NVIDIA GPUs: jax's PJRT plugin with the libraries that it brings, and the files of bin/dist:
-#   bin/dist --out dist && docker build -f docker/cuda.Dockerfile -t xtrain-cuda dist
+#   bin/dist --out dist && docker build -f examples/docker/cuda.Dockerfile -t xtrain-cuda dist
 # Tested only against a stand-in plugin, never on hardware (docs/cuda.md).
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 ADD xtrain-*-linux-x86_64.tar.gz /opt/
