@@ -18,9 +18,11 @@ mod choices;
 mod command;
 mod command_line;
 mod config_file;
+mod container;
 mod declare;
 mod derived;
 mod error;
+mod file_format;
 #[cfg(test)]
 mod fixture;
 mod flags;

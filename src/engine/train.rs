@@ -102,7 +102,7 @@ impl Run {
         let adapter_at_start = adapter::digest(session, model)?;
         // Before there is a file: a tracker that does not answer leaves the directory as it was.
         let trackers = ProcessGroup::this_writes()
-            .then(|| trackers(plan, model, start.progress.step))
+            .then(|| trackers(plan, model, start.progress.step, length.max_steps))
             .transpose()?;
         let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
         state.log.print_as(plan.log_format);
