@@ -335,6 +335,19 @@ fn texts(
             .map(|item| item.describe().trim_matches('`').to_string())
             .collect::<Vec<_>>()
             .join(" "),
+        // Files with their weights.
+        (Scalar::Table(_, serde_json::Value::Object(table)), Form::List)
+            if flag.name == "train_file" =>
+        {
+            let weighted = table.into_iter().map(|(file, weight)| match weight {
+                serde_json::Value::Number(weight) => Ok(format!("{file}:{weight}")),
+                other => Err(other.to_string()),
+            });
+            return match weighted.collect::<Result<Vec<String>, String>>() {
+                Ok(files) => Ok(Some(files)),
+                Err(weight) => wrong(format!("a table with the weight {weight}")),
+            };
+        }
         // An empty table is how TrainingArguments dumps "no settings".
         (Scalar::Table(_, table), Form::Anything) if table == serde_json::json!({}) => {
             String::new()

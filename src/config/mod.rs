@@ -54,6 +54,7 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod train_files;
 mod tree;
 mod unexpected;
 

@@ -117,6 +117,15 @@ pub trait Task: Debug + Send + Sync {
     /// The length that was asked for is too short, or more than the model's positions.
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
 
+    /// The task as it suits its training files, and what is said of it, where the user left that to the
+    /// data.
+    ///
+    /// # Errors
+    /// An example cannot be read or encoded.
+    fn fitted(&self, _context: &Context) -> Result<Option<(TaskPlan, String)>> {
+        Ok(None)
+    }
+
     /// To which lengths batches are padded; `None` where all rows have one length.
     fn padding(&self) -> Option<&PaddingSettings>;
 
@@ -184,8 +193,8 @@ pub trait Task: Debug + Send + Sync {
     }
 
     /// What a user should know of how its examples are read.
-    fn note(&self, _context: &Context) -> Option<String> {
-        None
+    fn notes(&self, _context: &Context) -> Vec<String> {
+        Vec::new()
     }
 
     /// What its model is trained for: the labels that batches are fed, and the loss. `smoothing` is
@@ -365,6 +374,8 @@ pub struct Context {
     pub tokenizer: Tokenizer,
     /// Tokens of the longest row.
     pub length: usize,
+    /// Ids that the model has.
+    pub vocabulary: usize,
     /// `None` where labels have no names.
     pub labels: Option<RunLabels>,
     /// Nothing is drawn on the terminal.
@@ -468,9 +479,11 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         task: task.name(),
         what,
         files,
+        mixture: source.mixture.as_ref().filter(|_| split == Split::Train),
         share,
         source,
         tokenizer: &context.tokenizer,
+        id_bound: context.tokenizer.id_bound().max(context.vocabulary),
         key: task.set_key(context, needs_labels),
         quiet: context.quiet,
     };

@@ -83,6 +83,8 @@ fn long_conversations_have_the_turns_that_all_messages_give() {
                 turns: &turns,
                 whole: &whole,
                 write: &write,
+                rule: Rule::default(),
+                end: "<|endoftext|>",
                 bad: &bad,
             };
             let answers = (0..turns.len()).filter(|turn| turns[*turn].role() == "assistant");
@@ -121,6 +123,8 @@ fn templates_that_look_far_back_are_asked_about_every_turn() {
         turns: &turns,
         whole: &whole,
         write: &write,
+        rule: Rule::default(),
+        end: "",
         bad: &|reason| panic!("{reason}"),
     };
     let found = conversation.answers(0).unwrap();
