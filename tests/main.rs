@@ -43,6 +43,7 @@ mod push;
 mod regression;
 mod report;
 mod scaling;
+mod sft_data;
 mod steady;
 mod streaming;
 mod support;

@@ -144,7 +144,7 @@ Run {
     /// With --device cuda: XLA compiler options, as
     /// xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1
     xla_options: Option<XlaOptions>, OPENING;
-    /// TOML or JSON file with the same keys as these flags; flags win over the file
+    /// TOML, YAML or JSON file with the same keys as these flags; flags win over the file
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
@@ -178,6 +178,10 @@ Run {
     /// Print the resolved plan and what it will compile and hold in memory (prune: what would
     /// go), then stop
     dry_run: bool = "false", TRAINING | CACHE_PRUNE;
+    /// Print this many examples as the training would see them, token by token, those that count in
+    /// the loss marked, and what the training set counts, then stop; `xtrain data preview TASK` is the
+    /// same with 3
+    preview: Option<Count<1>>, TRAINING;
     /// With --device cuda: a GPU to compile for that need not be present; nothing runs, memory
     /// and kernels are reported. With --device neuron: the chip; default: this instance's, else
     /// trn1

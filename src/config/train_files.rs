@@ -166,8 +166,16 @@ mod tests {
     #[test]
     fn a_folder_has_its_files_by_their_names() {
         for (files, trains, evaluates) in [
-            (&["train.jsonl", "valid.jsonl", "test.jsonl"][..], "train.jsonl", Some("valid.jsonl")),
-            (&["train.parquet", "eval.parquet"], "train.parquet", Some("eval.parquet")),
+            (
+                &["train.jsonl", "valid.jsonl", "test.jsonl"][..],
+                "train.jsonl",
+                Some("valid.jsonl"),
+            ),
+            (
+                &["train.parquet", "eval.parquet"],
+                "train.parquet",
+                Some("eval.parquet"),
+            ),
             (&["train.csv"], "train.csv", None),
         ] {
             let dir = tempfile::tempdir().unwrap();
@@ -178,7 +186,11 @@ mod tests {
             assert_eq!(*flags.train_file, [dir.path().join(trains)]);
             let expected: Vec<PathBuf> = evaluates.iter().map(|it| dir.path().join(it)).collect();
             assert_eq!(*flags.validation_file, expected);
-            assert!(flags.is_folder && flags.notes.len() == 1, "{:?}", flags.notes);
+            assert!(
+                flags.is_folder && flags.notes.len() == 1,
+                "{:?}",
+                flags.notes
+            );
         }
         let empty = tempfile::tempdir().unwrap();
         assert!(!applied(&[empty.path().into()]).is_folder);

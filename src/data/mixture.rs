@@ -193,7 +193,9 @@ impl<'a> Mixed<'a> {
     /// Bad rows left out so far, in all passes.
     pub fn skipped(&self) -> u64 {
         let parts = self.parts.iter();
-        parts.map(|part| part.skipped + part.samples.skipped()).sum()
+        parts
+            .map(|part| part.skipped + part.samples.skipped())
+            .sum()
     }
 
     fn is_at_end(&self) -> bool {

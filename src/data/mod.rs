@@ -9,7 +9,7 @@
 //! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation), `chat_template` (conversations),
 //!    `packing` (several examples in a row).
 //! 3. Sets, made once and kept on disk (`prepare`, all of their files or a `share`): `rows`, with
-//!    their `labels`.
+//!    their `labels`; a `survey` looks at one and keeps nothing.
 //! 4. Batches: `sampler` (which rows, in which order), `set` (rows to a `batch`; `padding` serves
 //!    it), `loader` (threads that prepare batches ahead of the step, through a `queue` each).
 //!
@@ -41,6 +41,7 @@ pub mod set;
 pub mod settings;
 pub mod share;
 pub mod stream;
+pub mod survey;
 pub mod texts;
 pub mod tokenizer;
 pub mod tokens;

@@ -17,7 +17,7 @@ use super::error::{Error, Result};
 use super::formats::{input, table};
 use super::mixture::{Mixed, Mixture};
 use super::rows::{Origin, Rows, RowsWriter, Totals};
-use super::samples::{Recipe, Sample, Samples};
+use super::samples::{EncodedGroup, Recipe, Sample, Samples};
 use super::settings::SourceSettings;
 use super::share::Share;
 use super::tokenizer::Tokenizer;
@@ -219,9 +219,14 @@ impl Job<'_> {
         })
     }
 
-    /// Reads and encodes the job's share of the samples. Errors are not left out with the samples
-    /// that are.
-    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut RowsWriter<'_>) -> Result<()> {
+    /// Reads and encodes the job's share of the samples, group by group in their order, and gives each with
+    /// the number of its samples to `done`. Returns how many bad rows were left out, and the shares of the
+    /// files. Errors are not left out with the samples that are.
+    pub(super) fn each_group(
+        &self,
+        recipe: &dyn Recipe,
+        mut done: impl FnMut(u64, EncodedGroup) -> Result<Totals>,
+    ) -> Result<(u64, FileShares)> {
         let count = || {
             let mut all = self.samples(recipe)?;
             all.try_fold(0, |count, sample| sample.map(|_| count + 1))
@@ -236,18 +241,38 @@ impl Job<'_> {
             .map(|(_, sample)| sample);
         let work = |group: &[Sample]| {
             let encoded = recipe.encode(group)?;
-            let of_files = FileShares::of(group, &encoded.lengths, self.files.len());
-            Ok((group.len() as u64, encoded, of_files))
+            let shares = FileShares::of(group, &encoded.lengths, self.files.len());
+            Ok((group.len() as u64, encoded, shares))
         };
-        let mut of_files = FileShares::of(&[], &[], self.files.len());
-        let (mut largest, mut truncated, mut doubled) = (0, 0, 0);
-        let (mut dropped, mut unlearned) = (0, Vec::new());
         let size = |sample: &Sample| {
             let ids = sample.row.as_ref().map_or(0, |row| 4 * row.ids.len());
             ids + sample.texts.iter().map(String::len).sum::<usize>()
         };
-        self.in_groups(recipe.group(), chosen, size, work, |(read, group, shares)| {
-            of_files.add(&shares);
+        let (mut totals, mut of_files) = (
+            Totals::default(),
+            FileShares::of(&[], &[], self.files.len()),
+        );
+        self.in_groups(
+            recipe.group(),
+            chosen,
+            size,
+            work,
+            |(read, group, shares)| {
+                of_files.add(&shares);
+                totals = done(read, group)?;
+                progress.update(totals);
+                Ok(())
+            },
+        )?;
+        progress.finish(totals);
+        Ok((samples.skipped(), of_files))
+    }
+
+    /// Reads and encodes the job's share of the samples.
+    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut RowsWriter<'_>) -> Result<()> {
+        let (mut largest, mut truncated, mut doubled) = (0, 0, 0);
+        let (mut dropped, mut unlearned) = (0, Vec::new());
+        let (skipped, of_files) = self.each_group(recipe, |read, group| {
             let written = group.rows.iter().try_for_each(|row| out.push(row));
             written.map_err(Error::io("write", path))?;
             out.count(read, group.tokens, 0);
@@ -256,13 +281,11 @@ impl Job<'_> {
             dropped += group.dropped;
             doubled += group.doubled;
             unlearned.extend(group.unlearned);
-            progress.update(out.totals());
-            Ok(())
+            Ok(out.totals())
         })?;
         let totals = out.totals();
-        progress.finish(totals);
-        report_skipped(self, samples.skipped());
-        out.count(0, 0, samples.skipped());
+        report_skipped(self, skipped);
+        out.count(0, 0, skipped);
         if self.mixture.is_some() && !self.quiet {
             errln!("note: {}", of_files.line(self.files));
         }
@@ -396,7 +419,7 @@ impl Iterator for FileSamples<'_> {
 
 /// Samples and tokens of each of several files.
 #[derive(Debug, PartialEq)]
-struct FileShares {
+pub(super) struct FileShares {
     samples: Vec<u64>,
     tokens: Vec<u64>,
 }
@@ -426,7 +449,7 @@ impl FileShares {
     }
 
     /// The share of each file, in a user's words.
-    fn line(&self, files: &[PathBuf]) -> String {
+    pub fn line(&self, files: &[PathBuf]) -> String {
         let sum = |counts: &[u64]| counts.iter().sum::<u64>();
         let (samples, tokens) = (sum(&self.samples), sum(&self.tokens));
         let percent = |count: u64, all: u64| 100.0 * count as f64 / all.max(1) as f64;
@@ -434,7 +457,10 @@ impl FileShares {
             let of_samples = percent(self.samples[file], samples);
             let of_tokens = match tokens {
                 0 => String::new(),
-                all => format!(" and {:.1} % of the tokens", percent(self.tokens[file], all)),
+                all => format!(
+                    " and {:.1} % of the tokens",
+                    percent(self.tokens[file], all)
+                ),
             };
             let path = path.display();
             format!("{path} gives {of_samples:.1} % of the examples{of_tokens}")

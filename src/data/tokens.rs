@@ -364,7 +364,9 @@ impl ArrayFile {
     /// The ids of the next sample.
     fn next(&mut self) -> Result<Option<Row>> {
         let first = self.at();
-        let left = self.total.map_or(u64::MAX, |total| total - first.min(total));
+        let left = self
+            .total
+            .map_or(u64::MAX, |total| total - first.min(total));
         let wanted = (self.sample as u64).min(left) as usize;
         let width = self.number.bytes;
         let bytes = self.take(wanted * width)?;
@@ -485,10 +487,16 @@ fn numpy_header(head: &[u8]) -> Result<(Number, u64, Option<u64>), String> {
     if sizes.is_empty() || sizes.len() > 2 || (sizes.len() == 2 && !is_in_order) {
         return Err(format!(
             "its array has the shape ({}): ids are a row, or rows one after the other (C order)",
-            sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+            sizes
+                .iter()
+                .map(u64::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
         ));
     }
-    let total = sizes.iter().try_fold(1_u64, |all, size| all.checked_mul(*size));
+    let total = sizes
+        .iter()
+        .try_fold(1_u64, |all, size| all.checked_mul(*size));
     let number = Number { bytes, is_signed };
     Ok((number, end as u64, Some(total.ok_or_else(damaged)?)))
 }
@@ -535,7 +543,10 @@ mod tests {
         with_header.resize(1024, 0);
         with_header.extend(&raw);
         assert_eq!(ids_in("a.bin", &with_header, 4).unwrap(), [[5, 999, 0]]);
-        let wide: Vec<u8> = [5_i64, 999].iter().flat_map(|id| id.to_le_bytes()).collect();
+        let wide: Vec<u8> = [5_i64, 999]
+            .iter()
+            .flat_map(|id| id.to_le_bytes())
+            .collect();
         let header = "{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }";
         assert_eq!(
             ids_in("a.npy", &numpy(header, &wide), 4).unwrap(),
@@ -566,7 +577,9 @@ mod tests {
         let error = |name: &str, bytes: &[u8]| ids_in(name, bytes, 4).unwrap_err().to_string();
         let beyond = error("a.bin", &[1, 0, 232, 3]);
         assert!(
-            beyond.contains("id 1 (counted from 0) is 1000: the model's vocabulary has ids from 0 to 999"),
+            beyond.contains(
+                "id 1 (counted from 0) is 1000: the model's vocabulary has ids from 0 to 999"
+            ),
             "{beyond}"
         );
         assert!(error("a.bin", &[1, 0, 2]).contains("3 bytes"));
@@ -600,12 +613,30 @@ mod tests {
         let row = read("{\"input_ids\": [4, 5], \"attention_mask\": [1, 1]}\n").unwrap();
         assert_eq!(&*row.flags, &[flag::COUNTED; 2]);
         for (text, reason) in [
-            (r#"{"input_ids": [1, 10]}"#, "input_ids[1] is 10: the model's vocabulary has ids from 0 to 9"),
-            (r#"{"input_ids": [1, 2], "labels": [2, -100]}"#, "labels[0] is 2 where input_ids[0] is 1"),
-            (r#"{"input_ids": [1, 2], "labels": [1]}"#, "labels has 1 values and input_ids has 2"),
-            (r#"{"input_ids": [1, 2], "attention_mask": [1, 0]}"#, "attention_mask[1]"),
-            (r#"{"input_ids": [1, 2.5]}"#, "input_ids[1] is no whole number"),
-            (r#"{"input_ids": [1], "completion_mask": [1]}"#, "completion_mask"),
+            (
+                r#"{"input_ids": [1, 10]}"#,
+                "input_ids[1] is 10: the model's vocabulary has ids from 0 to 9",
+            ),
+            (
+                r#"{"input_ids": [1, 2], "labels": [2, -100]}"#,
+                "labels[0] is 2 where input_ids[0] is 1",
+            ),
+            (
+                r#"{"input_ids": [1, 2], "labels": [1]}"#,
+                "labels has 1 values and input_ids has 2",
+            ),
+            (
+                r#"{"input_ids": [1, 2], "attention_mask": [1, 0]}"#,
+                "attention_mask[1]",
+            ),
+            (
+                r#"{"input_ids": [1, 2.5]}"#,
+                "input_ids[1] is no whole number",
+            ),
+            (
+                r#"{"input_ids": [1], "completion_mask": [1]}"#,
+                "completion_mask",
+            ),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

@@ -12,6 +12,7 @@ use xtrain_config::{self as config, Flags, RunPlan, TaskPlan};
 use xtrain_data::padding::Padding;
 use xtrain_data::sampler::BatchPlan;
 use xtrain_data::stream::StreamSpec;
+use xtrain_data::survey::Survey;
 use xtrain_data::{HostLabels, LabelMap, Set, Tokenizer};
 use xtrain_graphs::Tensor;
 use xtrain_models::{Config, HeadKind, LabelledShare, Model, Objective, Predictions};
@@ -399,6 +400,15 @@ impl TaskData {
             say(&format!("note: {what}: {summary}"));
         }
         Ok(set)
+    }
+
+    /// The training set looked at: its first examples, up to `most`, and counts of all in batches of `batch`.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or has a sample that the task cannot use.
+    pub fn survey(&self, most: usize, batch: usize) -> Result<Survey, Error> {
+        let survey = tasks::survey(&*self.plan, &self.context, most, batch);
+        survey.map_err(failed("looking at the training set"))
     }
 
     /// The task as it reads a split's set.

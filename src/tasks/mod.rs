@@ -37,6 +37,7 @@ use xtrain_data::prepare::{Job, percentage};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::share::Share;
 use xtrain_data::stream::StreamSpec;
+use xtrain_data::survey::Survey;
 use xtrain_data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use xtrain_trainer::evaluate::Metrics;
 
@@ -443,6 +444,30 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
     let task = of_evaluation.as_deref().unwrap_or(task);
     let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
+    let (job, most) = job(task, context, split, needs_labels);
+    let rows = job.prepare(&*recipe)?;
+    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
+    Ok(Set::new(rows.take(most), recipe))
+}
+
+/// The training set looked at, without keeping it: its first `most` examples, and counts of all in batches of
+/// `batch`. Of `--max_train_samples` it knows nothing.
+///
+/// # Errors
+/// As [`set`].
+pub fn survey(task: &dyn Task, context: &Context, most: usize, batch: usize) -> Result<Survey> {
+    let recipe = task.recipe(context, true)?;
+    let (job, _) = job(task, context, Split::Train, true);
+    job.survey(recipe, most, batch)
+}
+
+/// How a split's set is made, and the most samples that it has.
+fn job<'a>(
+    task: &'a dyn Task,
+    context: &'a Context,
+    split: Split,
+    needs_labels: bool,
+) -> (Job<'a>, Option<usize>) {
     let source = task.source();
     let apart = percentage(source);
     let validates = source.validation_files.is_empty();
@@ -487,9 +512,7 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         key: task.set_key(context, needs_labels),
         quiet: context.quiet,
     };
-    let rows = job.prepare(&*recipe)?;
-    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
-    Ok(Set::new(rows.take(most), recipe))
+    (job, most)
 }
 
 /// The samples that the rows of a test set come from, in their order.

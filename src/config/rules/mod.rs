@@ -113,7 +113,7 @@ rules! {
         "neither training nor evaluation is asked for",
         "add --do_train, --do_eval or both";
     run_has_an_output_dir for TRAINING
-        if !flags.output_dir.is_given() =>
+        if !flags.output_dir.is_given() && !flags.preview.is_given() =>
         "--output_dir is missing",
         "add --output_dir DIR, where the model, checkpoints and logs go";
     json_is_for_the_plan for TRAINING
@@ -192,6 +192,10 @@ rules! {
         if *flags.streaming && flags.trains() && flags.max_steps.is_none() =>
         "--streaming has no end: training length can't be given in epochs",
         "add --max_steps N";
+    previews_read_all for TRAINING
+        if flags.preview.is_given() && (*flags.streaming || *flags.dry_run) =>
+        "--preview reads the whole training set and stops: it does not go with --streaming or --dry_run",
+        "leave one of them out";
     streaming_has_no_epochs for TRAINING in data;
     mixtures_are_read_ahead for TRAIN
         if !flags.weights.is_empty() && *flags.streaming =>

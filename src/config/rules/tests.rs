@@ -648,6 +648,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 3",
     ),
     (
+        "previews_read_all",
+        "CLM --preview 2 --streaming --max_steps 3",
+        "--preview reads the whole training set",
+    ),
+    (
         "mixtures_are_read_ahead",
         "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
         "a mixture is drawn before training",

@@ -236,7 +236,10 @@ impl ExampleFile {
         let system = optional("system", system)?;
         let answer = text("output", output.unwrap_or(Cell::Missing))?;
         let system = (!system.is_empty()).then(|| Message::new("system", system));
-        let turns = [Message::new("user", asked), Message::new("assistant", answer)];
+        let turns = [
+            Message::new("user", asked),
+            Message::new("assistant", answer),
+        ];
         Ok(system.into_iter().chain(turns).collect())
     }
 

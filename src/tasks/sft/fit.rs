@@ -41,7 +41,8 @@ fn by_lengths(
     let tokens: usize = kept.iter().sum();
     let padding = |padded: usize| 1.0 - tokens as f64 / padded.max(1) as f64;
     let bucket = |tokens: usize| tokens.next_power_of_two().max(SHORTEST).min(length);
-    let of_batch = |batch: &[usize]| batch.len() * batch.iter().copied().map(bucket).max().unwrap_or(0);
+    let of_batch =
+        |batch: &[usize]| batch.len() * batch.iter().copied().map(bucket).max().unwrap_or(0);
     let one_length = padding(kept.len() * length);
     let by_powers = padding(kept.chunks(BATCH).map(of_batch).sum());
     let rows = packing::layout(&kept, length, PackingStrategy::Bfd).len();
@@ -54,7 +55,10 @@ fn by_lengths(
             percent(by_powers)
         )
     } else if is_one {
-        format!("padding to one length ({} of the tokens)", percent(one_length))
+        format!(
+            "padding to one length ({} of the tokens)",
+            percent(one_length)
+        )
     } else {
         format!(
             "padding to powers of two ({} of the tokens), no packing",
@@ -121,9 +125,14 @@ mod tests {
         // Few examples stay rows of their own.
         let (length, packs, one, note) = chosen(&[20, 600, 30], true);
         assert_eq!((length, packs, one), (1024, false, false));
-        assert!(note.contains("all 3 examples have up to 600 tokens"), "{note}");
+        assert!(
+            note.contains("all 3 examples have up to 600 tokens"),
+            "{note}"
+        );
         // Of many, most of which are short, several make a row.
-        let many: Vec<usize> = (0..1999).map(|at| if at % 8 == 0 { 250 } else { 40 }).collect();
+        let many: Vec<usize> = (0..1999)
+            .map(|at| if at % 8 == 0 { 250 } else { 40 })
+            .collect();
         let (length, packs, ..) = chosen(&many, true);
         assert_eq!((length, packs), (256, true));
         // Where there may be longer ones, rows are as long as they may be.

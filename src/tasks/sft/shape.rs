@@ -125,7 +125,10 @@ impl Columns {
             Shape::Tokens(columns) => format!("tokens ({})", columns.names(table)),
             Shape::Pair { .. } => match first.first() {
                 Some(Cell::List(turns)) => {
-                    format!("prompts with completions, both conversations{}", roles(turns))
+                    format!(
+                        "prompts with completions, both conversations{}",
+                        roles(turns)
+                    )
                 }
                 _ => "prompts with completions".to_string(),
             },
