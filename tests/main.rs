@@ -50,6 +50,7 @@ mod regression;
 mod rendezvous;
 mod report;
 mod scaling;
+mod sft_data;
 mod steady;
 mod streaming;
 mod support;

@@ -56,6 +56,7 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod train_files;
 mod tree;
 mod unexpected;
 

@@ -10,12 +10,10 @@ use xtrain_tasks::answers::{Form, TruncationMode};
 /// The peak learning rate: TRL's defaults where a task has one of its own.
 pub fn learning_rate(flags: &Flags) -> f64 {
     let usual = match flags.command.task() {
+        Some(TaskName::Sft) => Some(2e-5),
         Some(TaskName::Dpo | TaskName::Kto) => Some(1e-6),
         Some(TaskName::Reward) => Some(1e-4),
-        Some(
-            TaskName::Clm | TaskName::Sft | TaskName::Mlm | TaskName::Cls | TaskName::TokenCls,
-        )
-        | None => None,
+        Some(TaskName::Clm | TaskName::Mlm | TaskName::Cls | TaskName::TokenCls) | None => None,
     };
     let usual = usual.filter(|_| !flags.learning_rate.is_given());
     usual.unwrap_or(*flags.learning_rate)

@@ -275,9 +275,9 @@ impl AnswerFile {
             }
         };
         Ok(Sample {
-            index: 0,
             texts: std::iter::once(texts.prompt).chain(texts.whole).collect(),
             labels: vec![Some(rendered), label],
+            ..Sample::default()
         })
     }
 

@@ -35,6 +35,7 @@ use xtrain_data::prepare::{Job, percentage};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::share::Share;
 use xtrain_data::stream::StreamSpec;
+use xtrain_data::survey::Survey;
 use xtrain_data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use xtrain_trainer::evaluate::Metrics;
 
@@ -107,6 +108,15 @@ pub trait Task: Debug + Send + Sync {
     /// The length that was asked for is too short, or more than the model's positions.
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
 
+    /// The task as it suits its training files, and what is said of it, where the user left that to the
+    /// data.
+    ///
+    /// # Errors
+    /// An example cannot be read or encoded.
+    fn fitted(&self, _context: &Context) -> Result<Option<(TaskPlan, String)>> {
+        Ok(None)
+    }
+
     /// To which lengths batches are padded; `None` where all rows have one length.
     fn padding(&self) -> Option<&PaddingSettings>;
 
@@ -174,8 +184,8 @@ pub trait Task: Debug + Send + Sync {
     }
 
     /// What a user should know of how its examples are read.
-    fn note(&self, _context: &Context) -> Option<String> {
-        None
+    fn notes(&self, _context: &Context) -> Vec<String> {
+        Vec::new()
     }
 
     /// What its model is trained for: the labels that batches are fed, and the loss. `smoothing` is
@@ -355,6 +365,8 @@ pub struct Context {
     pub tokenizer: Tokenizer,
     /// Tokens of the longest row.
     pub length: usize,
+    /// Ids that the model has.
+    pub vocabulary: usize,
     /// `None` where labels have no names.
     pub labels: Option<RunLabels>,
     /// Nothing is drawn on the terminal.
@@ -422,6 +434,30 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
     let task = of_evaluation.as_deref().unwrap_or(task);
     let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
+    let (job, most) = job(task, context, split, needs_labels);
+    let rows = job.prepare(&*recipe)?;
+    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
+    Ok(Set::new(rows.take(most), recipe))
+}
+
+/// The training set looked at, without keeping it: its first `most` examples, and counts of all in batches of
+/// `batch`. Of `--max_train_samples` it knows nothing.
+///
+/// # Errors
+/// As [`set`].
+pub fn survey(task: &dyn Task, context: &Context, most: usize, batch: usize) -> Result<Survey> {
+    let recipe = task.recipe(context, true)?;
+    let (job, _) = job(task, context, Split::Train, true);
+    job.survey(recipe, most, batch)
+}
+
+/// How a split's set is made, and the most samples that it has.
+fn job<'a>(
+    task: &'a dyn Task,
+    context: &'a Context,
+    split: Split,
+    needs_labels: bool,
+) -> (Job<'a>, Option<usize>) {
     let source = task.source();
     let apart = percentage(source);
     let validates = source.validation_files.is_empty();
@@ -458,15 +494,15 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         task: task.name(),
         what,
         files,
+        mixture: source.mixture.as_ref().filter(|_| split == Split::Train),
         share,
         source,
         tokenizer: &context.tokenizer,
+        id_bound: context.tokenizer.id_bound().max(context.vocabulary),
         key: task.set_key(context, needs_labels),
         quiet: context.quiet,
     };
-    let rows = job.prepare(&*recipe)?;
-    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
-    Ok(Set::new(rows.take(most), recipe))
+    (job, most)
 }
 
 /// The samples that the rows of a test set come from, in their order.

@@ -663,6 +663,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 3",
     ),
     (
+        "previews_read_all",
+        "CLM --preview 2 --streaming --max_steps 3",
+        "--preview reads the whole training set",
+    ),
+    (
+        "mixtures_are_read_ahead",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
+        "a mixture is drawn before training",
+    ),
+    (
+        "mixtures_set_nothing_aside",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --do_train --do_eval",
+        "nothing can be set aside",
+    ),
+    (
+        "only_mixtures_choose_their_end",
+        "CLM --stopping_strategy all_exhausted",
+        "there are none",
+    ),
+    (
         "first_evaluation_has_data",
         "CLM --eval_on_start",
         "no evaluation is asked for",
