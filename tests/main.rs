@@ -40,6 +40,7 @@ mod preference_runs;
 mod preferences;
 mod processes;
 mod push;
+mod quantized;
 mod regression;
 mod report;
 mod scaling;

@@ -84,21 +84,37 @@ pub fn placements(
         .flat_map(|p| in_stages(p).into_iter().map(move |held| (p, held)))
     {
         let ParameterState { kept, sum } = of_parameter(parameter, &name);
+        let arrays: Vec<(String, Vec<usize>)> = parameter
+            .arrays(DType::F32)
+            .into_iter()
+            .map(|array| match (stages, stage) {
+                (Some(stages), Some(stage)) => {
+                    let held = stages.held_name(&parameter.name, &array.name, stage);
+                    (held, array.along)
+                }
+                _ => (array.name, array.along),
+            })
+            .collect();
         if let Some(stage) = stage {
-            let kept = kept.iter().map(|(name, _)| name);
-            kept.chain(&sum)
-                .chain([&name])
+            let parts = kept.iter().chain(&arrays).map(|(name, _)| name);
+            parts
+                .chain(&sum)
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
         // What is sharded with the parameter's dimension, each with the dimension that this is of it.
-        let kept_along = |dim: usize| {
-            let of = move |along: &[usize]| along.iter().position(|known| *known == dim);
-            kept.iter()
-                .filter_map(move |(name, along)| Some((name.clone(), of(along)?)))
+        let those_along = |parts: &[(String, Vec<usize>)], dim: usize| -> Vec<(String, usize)> {
+            let of = |along: &[usize]| along.iter().position(|known| *known == dim);
+            let parts = parts.iter();
+            parts
+                .filter_map(|(name, along)| Some((name.clone(), of(along)?)))
+                .collect()
         };
+        let kept_along = |dim: usize| those_along(&kept, dim);
         let all_along = |dim: usize| {
-            let beside = sum.iter().chain([&name]);
-            kept_along(dim).chain(beside.map(move |name| (name.clone(), dim)))
+            let mut all = kept_along(dim);
+            all.extend(sum.iter().map(|name| (name.clone(), dim)));
+            all.extend(those_along(&arrays, dim));
+            all
         };
         let tensor_spec = tensor.get(&parameter.name);
         if let Some(&spec) = tensor_spec {
@@ -116,7 +132,8 @@ pub fn placements(
             }
         }
         let taken = tensor_spec.map(|spec| spec.dim);
-        let along = |axis| ZeroSharding::of(&parameter.dims, mesh, axis, taken);
+        let units = parameter.units();
+        let along = |axis| ZeroSharding::of(&units, mesh, axis, taken);
         if let Some(sharding) = along(Axis::Shard) {
             for (name, dim) in all_along(sharding.dim) {
                 placements.insert_zero(name, ZeroSharding { dim, ..sharding });

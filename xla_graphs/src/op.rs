@@ -6,12 +6,14 @@
 //! (primitives) and `nn/` (composites). The enum's order is part of the canonical format: append, never
 //! reorder.
 
+mod few_bits;
 mod kernel_calls;
 
 use crate::dtype::DType;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
+pub use few_bits::*;
 pub use kernel_calls::*;
 
 /// An `f64` attribute that compares and hashes by its bits, so that it can be part of a
@@ -331,6 +333,8 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
+    /// Operands as [`Dequantize`] lists them; gives values in f32.
+    Dequantize(Dequantize),
 }
 
 /// No composite: the type of those of a graph that consists of primitives.
@@ -542,6 +546,7 @@ impl Composites for Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::Dequantize(_) => "dequantize",
         }
     }
 }

@@ -233,7 +233,8 @@ fn models_are_found_by_name_or_path() {
         ModelSource::Pretrained {
             directory: fixture.path("model"),
             adapter: None,
-            model_type: None
+            model_type: None,
+            quantization: None
         }
     );
     assert_eq!(

@@ -7,8 +7,9 @@
 //! region: the compiler can then neither take the copies for the originals, which would keep these
 //! alive, nor compute them early.
 //!
-//! Parameters that are sharded over replicas (ZeRO-3) are always gathered again,
-//! whatever is kept of activations: keeping them would keep the whole model.
+//! Parameters that are sharded over replicas (ZeRO-3) are always gathered again, and those that are held
+//! in few bits always dequantized again, whatever is kept of activations: keeping them would keep the
+//! whole model.
 
 use crate::error::Result;
 use crate::graph::{InputRole, NodeId};
@@ -69,6 +70,11 @@ pub(super) struct Regions {
     /// From this number on regions hold nothing but parameters that are all-gathered
     /// for a layer; what uses them in the backward pass is outside.
     first_gathered: u32,
+    /// The region of each node that makes the values of a parameter held in few bits: a region for each
+    /// such parameter, besides any of `region_of`, in which a layer's are recomputed with it.
+    dequantized: Vec<Option<u32>>,
+    /// From this number on regions are those of `dequantized`.
+    first_dequantized: u32,
     /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies
     /// read them.
     copies: HashMap<u32, HashMap<NodeId, Tensor>>,
@@ -90,12 +96,16 @@ impl Regions {
         }
         let first_gathered = region_of.iter().flatten().max().map_or(0, |last| last + 1);
         mark_gathered(&inner, first_gathered, &mut region_of);
+        let first_dequantized = region_of.iter().flatten().max().map_or(0, |last| last + 1);
+        let dequantized = mark_dequantized(&inner, first_dequantized, end);
         let offloads = matches!(checkpointing, Checkpointing::Offloaded(_));
         Regions {
             region_of,
             is_activation: activations(&inner, end),
             offloads,
             first_gathered,
+            dequantized,
+            first_dequantized,
             copies: HashMap::new(),
         }
     }
@@ -112,7 +122,8 @@ impl Regions {
     ) -> Result<Tensor> {
         let gathered =
             self.region_of[node as usize].filter(|region| *region >= self.first_gathered);
-        let Some(region) = self.region_of[user as usize].or(gathered) else {
+        let recomputed = self.region_of[user as usize].or(gathered);
+        let Some(region) = self.dequantized[node as usize].or(recomputed) else {
             return Ok(trace.tensor(node));
         };
         if !self.copies.contains_key(&region) {
@@ -147,8 +158,14 @@ impl Regions {
 
     /// Records the region's nodes a second time.
     fn copy(&self, trace: &Trace, region: u32, dy: &Tensor) -> Result<HashMap<NodeId, Tensor>> {
-        let members: Vec<NodeId> = (0..self.region_of.len() as NodeId)
-            .filter(|&id| self.region_of[id as usize] == Some(region))
+        let is_dequantized = region >= self.first_dequantized;
+        let region_of = if is_dequantized {
+            &self.dequantized
+        } else {
+            &self.region_of
+        };
+        let members: Vec<NodeId> = (0..region_of.len() as NodeId)
+            .filter(|&id| region_of[id as usize] == Some(region))
             .collect();
         let mut copies: HashMap<NodeId, Tensor> = HashMap::new();
         for id in members {
@@ -163,6 +180,14 @@ impl Regions {
                 ..node.provenance
             };
             let _context = trace.resume(&format!("{RECOMPUTE}/{scope}"), provenance);
+            if is_dequantized && node.op == Op::BarrierAfter {
+                // What it waited for may be gone.
+                let held = node.operands[0];
+                let held = copies.get(&held).cloned();
+                let held = held.unwrap_or_else(|| trace.tensor(node.operands[0]));
+                copies.insert(id, held.after(dy)?);
+                continue;
+            }
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {
@@ -177,6 +202,12 @@ impl Regions {
                         .cloned()
                         .unwrap_or_else(|| trace.tensor(operand)),
                 );
+            }
+            if is_dequantized
+                && matches!(node.op, Op::Composite(Composite::Dequantize(_)))
+                && region_of[node.operands[0] as usize] != Some(region)
+            {
+                operands[0] = operands[0].after(dy)?;
             }
             copies.insert(
                 id,
@@ -220,6 +251,38 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
             region_of[held] = Some(first + layer);
         }
     }
+}
+
+/// Each parameter that is held in few bits: from what replicas hold of it to its values as they are
+/// multiplied.
+fn mark_dequantized(inner: &Inner, first: u32, end: usize) -> Vec<Option<u32>> {
+    let mut regions = vec![None; end];
+    let mut next = first;
+    for id in 0..end {
+        let node = &inner.nodes[id];
+        match node.op {
+            Op::Composite(Composite::Dequantize(_)) => {
+                regions[id] = Some(next);
+                let mut making = node.operands.clone();
+                while let Some(id) = making.pop() {
+                    match inner.nodes[id as usize].op {
+                        Op::BarrierAfter | Op::AllGather { .. } => {
+                            regions[id as usize] = Some(next);
+                            making.push(inner.nodes[id as usize].operands[0]);
+                        }
+                        _ => {}
+                    }
+                }
+                next += 1;
+            }
+            // As its matrix lies.
+            Op::Reshape(_) | Op::Slice { .. } | Op::Transpose(_) => {
+                regions[id] = regions[node.operands[0] as usize];
+            }
+            _ => {}
+        }
+    }
+    regions
 }
 
 /// Each attention with the making of its dropout mask.

@@ -2,6 +2,7 @@
 //! plain form that `passes::decompose` writes out for targets that have nothing better.
 
 pub(crate) mod attention;
+pub(crate) mod dequantize;
 pub(crate) mod dropout;
 pub mod fused_attention;
 pub(crate) mod gelu;

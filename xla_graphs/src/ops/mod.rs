@@ -130,6 +130,7 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::StopGradient | Composite::MasterGradient => {
             arity(1).map(|()| operands[0].clone())
         }
+        Composite::Dequantize(of) => nn::dequantize::infer(*of, operands),
     }
 }
 
@@ -143,7 +144,9 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::Constant { .. }
         | Op::Iota { .. }
         | Op::Compare(_)
-        | Op::Composite(Composite::RandomBits { .. } | Composite::StopGradient) => {
+        | Op::Composite(
+            Composite::RandomBits { .. } | Composite::StopGradient | Composite::Dequantize(_),
+        ) => {
             vec![None; v.operands.len()]
         }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::kernel_attention::MaskSource;
-use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
+use crate::nn::{attention, dequantize, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::{Replaced, record};
 use crate::target::Target;
@@ -92,6 +92,7 @@ fn composite(
         Composite::Attention(_) | Composite::AttentionGrad { .. } => {
             unreachable!("`decompose` expands attention itself")
         }
+        Composite::Dequantize(of) => dequantize::expand(*of, x),
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }
