@@ -38,7 +38,8 @@ fn defaults_are_those_of_training_arguments() {
         ModelSource::Scratch {
             model_type: Some("gpt2"),
             config: ConfigSource::Default("gpt2"),
-            overrides: vec![]
+            overrides: vec![],
+            quantization: None
         }
     );
     assert_eq!(
