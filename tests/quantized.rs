@@ -394,7 +394,7 @@ fn an_adapter_of_a_quantized_model_is_used_and_merged() {
         off(quantized) > 1e-5 && off(quantized) < 5e-2,
         "{start}, {quantized}"
     );
-    assert!(off(in_8_bits) < off(quantized), "{start}, {in_8_bits}");
+    assert!(off(in_8_bits) < 5e-3, "{start}, {in_8_bits}");
     let run = bench.run(
         "generate --model_name_or_path out --tokenizer_name byte_bpe --prompt River --max_new_tokens 6 --temperature 0",
     );
