@@ -201,7 +201,7 @@ fn quantizing(flags: &Flags) -> Option<&'static str> {
     asked.into_iter().flatten().next()
 }
 
-/// What is said of 4 bits is said with them.
+/// Settings of 4 bits come with them.
 pub fn kinds_of_4_bits_have_4_bits(flags: &Flags) -> Verdict {
     let given = [
         flags.bnb_4bit_quant_type.given_name(),
