@@ -12,18 +12,18 @@ use xtrain::data::settings::{PaddingSettings, SourceSettings};
 use xtrain::data::{Position, Tokenizer};
 use xtrain::parallel::Mesh;
 use xtrain::tasks::answers::{AnswerSettings, Form, TruncationMode};
-use xtrain::tasks::dpo::DpoLoss;
-use xtrain::tasks::{self, Context, DpoDataSettings, Split};
+use xtrain::tasks::{self, Context, PreferenceDataSettings, PreferenceLoss, Split};
 use xtrain::trainer::feed::{DeviceBatch, feed_batch};
-use xtrain::trainer::session::{Buffers, Session};
+use xtrain::trainer::mesh_devices::Buffers;
+use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, StepMetrics, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
-use xtrain_graphs::{DType, DropoutRng, Shape, backward};
+use xtrain_graphs::{DType, DropoutRng, Shape, Tensor, backward};
 use xtrain_models::{
     ATTENTION_MASK, Config, Divergence, Forward, HeadKind, LABELS, LoraConfig, Model, Objective,
-    PairLoss, Preference, REFERENCE, Weights,
+    Outcome, PairLoss, Preference, REFERENCE, Weights,
 };
 
 pub const GRADIENTS: f32 = 5e-6;
@@ -142,8 +142,12 @@ impl Bench {
         DeviceBatch::of(ids, feeds)
     }
 
-    /// What an objective predicts of each row.
-    pub fn predicted(&mut self, objective: &dyn Objective, batch: &HostBatch) -> Vec<f32> {
+    /// Records an objective over a batch; its outcome, and the trained parameters.
+    fn record(
+        &mut self,
+        objective: &dyn Objective,
+        batch: &HostBatch,
+    ) -> (Recording<'_>, Outcome, Vec<Tensor>) {
         let batch = self.upload(batch);
         let parameters = self.model.parameters();
         let mut recording = self.session.begin();
@@ -156,7 +160,15 @@ impl Bench {
             inputs: &inputs,
             rng: &DropoutRng::off(),
         });
-        let numbers = outcome.unwrap().predictions.flat_logits().unwrap();
+        let trained = parameters.iter().filter(|it| it.trained);
+        let leaves = trained.map(|p| tensors[&p.name].held()[0].clone());
+        (recording, outcome.unwrap(), leaves.collect())
+    }
+
+    /// What an objective predicts of each row.
+    pub fn predicted(&mut self, objective: &dyn Objective, batch: &HostBatch) -> Vec<f32> {
+        let (mut recording, outcome, _) = self.record(objective, batch);
+        let numbers = outcome.predictions.flat_logits().unwrap();
         recording.fetch("numbers", &numbers);
         let marked = recording.mark_step("predicted").unwrap();
         marked.fetched("numbers").download_to().unwrap()
@@ -168,31 +180,16 @@ impl Bench {
         objective: &dyn Objective,
         batch: &HostBatch,
     ) -> Vec<(String, Vec<f32>)> {
-        let batch = self.upload(batch);
         let parameters = self.model.parameters();
-        let mut recording = self.session.begin();
-        let inputs = feed_batch(&mut recording, &batch);
-        let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
-        let trace = recording.trace().clone();
-        let outcome = objective.record(&Forward {
-            model: &*self.model,
-            weights: &Weights::new(&trace, &tensors),
-            inputs: &inputs,
-            rng: &DropoutRng::off(),
-        });
-        let loss = outcome.unwrap().loss;
-        let loss = loss.sum.div(&loss.count).unwrap();
-        let trained: Vec<_> = parameters.iter().filter(|it| it.trained).collect();
-        let leaves: Vec<_> = trained
-            .iter()
-            .map(|p| tensors[&p.name].held()[0].clone())
-            .collect();
+        let (mut recording, outcome, leaves) = self.record(objective, batch);
+        let loss = outcome.loss.sum.div(&outcome.loss.count).unwrap();
         for (i, gradient) in backward(&loss, &leaves).unwrap().iter().enumerate() {
             recording.fetch(&i.to_string(), gradient);
         }
         let marked = recording.mark_step("gradients").unwrap();
         let read = |i: usize| marked.fetched(&i.to_string()).download_to().unwrap();
-        let names = trained.iter().map(|parameter| parameter.name.clone());
+        let trained = parameters.iter().filter(|it| it.trained);
+        let names = trained.map(|parameter| parameter.name.clone());
         names.enumerate().map(|(i, name)| (name, read(i))).collect()
     }
 
@@ -354,9 +351,9 @@ fn rows_of_text_equal_trl() {
                 padding: PaddingSettings::default(),
                 form: Form::Pairs,
             };
-            let task = DpoDataSettings {
+            let task = PreferenceDataSettings {
                 answers,
-                loss: DpoLoss::Pairs(Preference::default()),
+                loss: PreferenceLoss::Pairs(Preference::default()),
             };
             let context = Context {
                 tokenizer,

@@ -5,6 +5,7 @@
 
 use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
 use super::config_file;
+use super::container;
 use super::error::{Advice, Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::foreign::{self, Meaning};
@@ -43,6 +44,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
     if words.is_empty() {
         return Ok(Parsed::Text(help::page("", "--help")));
     }
+    let words = previewed(words);
     let start = match start(&words)? {
         Found::Text(text) => return Ok(Parsed::Text(text)),
         Found::Command(start) => start,
@@ -63,6 +65,22 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
         }
     }
     Ok(Parsed::Flags(Box::new(flags)))
+}
+
+/// `xtrain data preview TASK` is `xtrain train TASK` that stops after some examples.
+fn previewed(mut words: Vec<String>) -> Vec<String> {
+    let is_preview =
+        matches!(&words[..], [first, second, ..] if first == "data" && second == "preview");
+    if !is_preview {
+        return words;
+    }
+    words.drain(..2);
+    words.insert(0, "train".into());
+    let has_count = |word: &String| word == "--preview" || word.starts_with("--preview=");
+    if !words.iter().any(has_count) {
+        words.push("--preview=3".into());
+    }
+    words
 }
 
 /// A command with the words that follow it.
@@ -96,7 +114,16 @@ fn start(words: &[String]) -> Result<Found, UsageError> {
             return Ok(Found::Text(help::version()));
         }
         let Some((word, inner)) = matches.subcommand() else {
-            return Err(incomplete(verb));
+            return match container::command(verb).filter(|_| words == [verb]) {
+                Some(command) => command.map(|command| {
+                    Found::Command(Start {
+                        command: command.info.id,
+                        words: command.words,
+                        notes: vec![command.note],
+                    })
+                }),
+                None => Err(incomplete(verb)),
+            };
         };
         // A verb after `--` is read as any other word.
         let is_read = matches!(inner.try_get_one::<bool>("help"), Ok(Some(_)));

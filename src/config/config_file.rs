@@ -1,38 +1,19 @@
-//! `--config FILE`: TOML or JSON with the flags' names as keys, all at the top level, in snake_case
+//! `--config FILE`: TOML, YAML or JSON with the flags' names as keys, all at the top level, in snake_case
 //! or kebab-case. A string is read as the command line would read it, so a dictionary of strings
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
 use super::command::{CommandName, TaskName};
 use super::error::{Origin, UsageError};
+use super::file_format::{Entry, Scalar, decoded, read_json, read_toml, read_yaml};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
 use super::lookup::{self, bad_value};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use toml::de::{DeTable, DeValue};
 use xtrain_checkpoint::files;
-
-/// One entry of a file, its format forgotten.
-struct Entry {
-    key: String,
-    line: usize,
-    value: Scalar,
-}
-
-/// A value as a file can write it.
-enum Scalar {
-    Null,
-    Bool(bool),
-    Number(String),
-    Text(String),
-    List(Vec<Scalar>),
-    /// What the file's format calls a table, with its values.
-    Table(&'static str, serde_json::Value),
-    /// A date: nothing that a setting can be.
-    Other(&'static str),
-}
+use xtrain_distributed::environment::sagemaker::Container;
 
 /// Adds the settings of the `--config` file, if one is named; what is wrong with it is added to the
 /// mistakes.
@@ -162,14 +143,6 @@ fn problem(path: &Path, line: Option<usize>, problem: String, fix: &str) -> Usag
 
 fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
     let extension = path.extension().and_then(|ext| ext.to_str());
-    if let Some("yaml" | "yml") = extension {
-        return Err(problem(
-            path,
-            None,
-            "YAML is not supported".into(),
-            "write the settings as JSON or TOML",
-        ));
-    }
     let text = files::read_piped(path, files::SETTINGS).and_then(|bytes| {
         String::from_utf8(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
@@ -179,7 +152,7 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             path,
             None,
             e.to_string(),
-            "--config takes a TOML or JSON file",
+            "--config takes a TOML, YAML or JSON file",
         )
     })?;
     let is_json = match extension {
@@ -187,7 +160,13 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
         Some("toml") => false,
         _ => text.trim_start().starts_with('{'),
     };
-    let (entries, fix) = if is_json {
+    let is_yaml = matches!(extension, Some("yaml" | "yml"));
+    let (entries, fix) = if is_yaml {
+        (
+            read_yaml(&text),
+            "keys are flag names, as in `learning_rate: 5e-5`",
+        )
+    } else if is_json {
         (
             read_json(&text),
             "keys are flag names, as in `{\"learning_rate\": 5e-5}`; a file of data goes to --train_file",
@@ -198,7 +177,48 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             "keys are flag names, as in `learning_rate = 5e-5`",
         )
     };
-    entries.map_err(|(line, message)| problem(path, Some(line), message, fix))
+    let mut entries = entries.map_err(|(line, message)| problem(path, Some(line), message, fix))?;
+    if is_hyperparameters(path) {
+        entries.retain(|entry| !is_reserved(&entry.key));
+        for entry in &mut entries {
+            entry.value = decoded(std::mem::replace(&mut entry.value, Scalar::Null));
+        }
+    }
+    Ok(entries)
+}
+
+/// The hyperparameter that names the task.
+pub const TASK: &str = "task";
+
+/// Whether this file holds the hyperparameters of the container that this process runs in.
+fn is_hyperparameters(path: &Path) -> bool {
+    Container::found().is_some_and(|container| container.hyperparameters() == path)
+}
+
+/// Hyperparameters that are no settings: the task, and those that SageMaker's tools add for
+/// themselves.
+fn is_reserved(key: &str) -> bool {
+    key == TASK || key == "_tuning_objective_metric" || key.starts_with("sagemaker_")
+}
+
+/// The text of one key of a JSON file, as a hyperparameter is written; `None` without that key.
+///
+/// # Errors
+/// The file cannot be read, or has something else there.
+pub fn text_of(path: &Path, key: &str) -> Result<Option<String>, UsageError> {
+    let wrong = |what: String| problem(path, None, what, "its values are strings");
+    let text = files::read_piped(path, files::SETTINGS).map_err(|e| wrong(e.to_string()))?;
+    let text = String::from_utf8_lossy(&text);
+    let entries = read_json(&text).map_err(|(line, message)| {
+        problem(path, Some(line), message, "SageMaker writes a JSON object")
+    })?;
+    match entries.into_iter().find(|entry| entry.key == key) {
+        None => Ok(None),
+        Some(entry) => match decoded(entry.value) {
+            Scalar::Text(text) => Ok(Some(text)),
+            other => Err(wrong(format!("`{key}` is {}", other.describe()))),
+        },
+    }
 }
 
 /// Reads the file and adds its settings to those that were typed, which win.
@@ -257,6 +277,10 @@ fn note(
         line: Some(line),
     };
     let Some(flag) = lookup::find(&key, flags.command) else {
+        // Other programs' files list settings that nobody set.
+        if matches!(value, Scalar::Null) {
+            return Ok(());
+        }
         return Err(unknown_key(flags.command, key, origin));
     };
     if flag.name == "config" {
@@ -335,6 +359,19 @@ fn texts(
             .map(|item| item.describe().trim_matches('`').to_string())
             .collect::<Vec<_>>()
             .join(" "),
+        // Files with their weights.
+        (Scalar::Table(_, serde_json::Value::Object(table)), Form::List)
+            if flag.name == "train_file" =>
+        {
+            let weighted = table.into_iter().map(|(file, weight)| match weight {
+                serde_json::Value::Number(weight) => Ok(format!("{file}:{weight}")),
+                other => Err(other.to_string()),
+            });
+            return match weighted.collect::<Result<Vec<String>, String>>() {
+                Ok(files) => Ok(Some(files)),
+                Err(weight) => wrong(format!("a table with the weight {weight}")),
+            };
+        }
         // An empty table is how TrainingArguments dumps "no settings".
         (Scalar::Table(_, table), Form::Anything) if table == serde_json::json!({}) => {
             String::new()
@@ -343,150 +380,6 @@ fn texts(
         (other, _) => return wrong(other.describe()),
     };
     Ok(Some(vec![text]))
-}
-
-impl Scalar {
-    fn describe(&self) -> String {
-        match self {
-            Scalar::Null => "null".into(),
-            Scalar::Bool(answer) => format!("`{answer}`"),
-            Scalar::Number(digits) => format!("`{digits}`"),
-            Scalar::Text(text) => format!("`{text}`"),
-            Scalar::List(_) => "a list".into(),
-            Scalar::Table(name, _) => format!("{name} (all keys stand at the top level)"),
-            Scalar::Other(what) => (*what).into(),
-        }
-    }
-}
-
-/// Line (from 1) of a byte offset.
-fn line_at(text: &str, offset: usize) -> usize {
-    1 + text.bytes().take(offset).filter(|b| *b == b'\n').count()
-}
-
-fn read_toml(text: &str) -> Result<Vec<Entry>, (usize, String)> {
-    let table = DeTable::parse(text).map_err(|e| {
-        let line = e.span().map_or(1, |span| line_at(text, span.start));
-        (line, format!("not valid TOML: {}", e.message()))
-    })?;
-    let mut entries: Vec<Entry> = Vec::new();
-    for (key, value) in table.get_ref() {
-        entries.push(Entry {
-            key: key.get_ref().to_string(),
-            line: line_at(text, key.span().start),
-            value: from_toml(value.get_ref()),
-        });
-    }
-    // In the order of the file, so that the first mistake in it is the one reported.
-    entries.sort_by_key(|entry| entry.line);
-    Ok(entries)
-}
-
-fn from_toml(value: &DeValue<'_>) -> Scalar {
-    match value {
-        DeValue::String(text) => Scalar::Text(text.to_string()),
-        DeValue::Integer(n) => match i64::from_str_radix(&n.as_str().replace('_', ""), n.radix()) {
-            Ok(n) => Scalar::Number(n.to_string()),
-            Err(_) => Scalar::Other("a number beyond 64 bits"),
-        },
-        DeValue::Float(x) => Scalar::Number(x.as_str().into()),
-        DeValue::Boolean(answer) => Scalar::Bool(*answer),
-        DeValue::Array(items) => {
-            Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect())
-        }
-        DeValue::Table(_) => Scalar::Table("a table", toml_to_json(value)),
-        DeValue::Datetime(_) => Scalar::Other("a date"),
-    }
-}
-
-/// A value inside of a table; what JSON has no form for is a text.
-fn toml_to_json(value: &DeValue<'_>) -> serde_json::Value {
-    match value {
-        DeValue::Integer(_) | DeValue::Float(_) => match from_toml(value) {
-            Scalar::Number(digits) => serde_json::from_str(&digits).unwrap_or(digits.into()),
-            other => other.describe().into(),
-        },
-        DeValue::Boolean(answer) => (*answer).into(),
-        DeValue::String(text) => text.to_string().into(),
-        DeValue::Array(items) => {
-            let items = items.iter().map(|item| toml_to_json(item.get_ref()));
-            items.collect::<Vec<_>>().into()
-        }
-        DeValue::Table(table) => {
-            let pairs = table
-                .iter()
-                .map(|(key, value)| (key.get_ref().to_string(), toml_to_json(value.get_ref())));
-            serde_json::Value::Object(pairs.collect())
-        }
-        DeValue::Datetime(date) => date.to_string().into(),
-    }
-}
-
-fn read_json(text: &str) -> Result<Vec<Entry>, (usize, String)> {
-    let root: serde_json::Value = serde_json::from_str(text).map_err(|e| {
-        // serde_json repeats the position in its message; the origin carries it already.
-        let message = e.to_string();
-        let message = message.split(" at line ").next().unwrap_or(&message);
-        (e.line(), format!("not valid JSON: {message}"))
-    })?;
-    let serde_json::Value::Object(mut object) = root else {
-        return Err((1, "not a JSON object".into()));
-    };
-    let mut entries = Vec::new();
-    for (key, line) in json_key_lines(text) {
-        match object.get_mut(&key) {
-            // Taken out, so that a key that stands twice is seen as such below.
-            Some(value) => entries.push(Entry {
-                value: from_json(value),
-                key,
-                line,
-            }),
-            None => return Err((line, format!("the key `{key}` cannot be read"))),
-        }
-    }
-    Ok(entries)
-}
-
-fn from_json(value: &serde_json::Value) -> Scalar {
-    use serde_json::Value;
-    match value {
-        Value::Null => Scalar::Null,
-        Value::Bool(answer) => Scalar::Bool(*answer),
-        Value::Number(n) => Scalar::Number(n.to_string()),
-        Value::String(text) => Scalar::Text(text.clone()),
-        Value::Array(items) => Scalar::List(items.iter().map(from_json).collect()),
-        Value::Object(_) => Scalar::Table("an object", value.clone()),
-    }
-}
-
-/// Keys of the outermost object with their lines, duplicates included; serde_json keeps neither.
-/// The text is known to be valid, so it is enough to follow strings and brackets.
-fn json_key_lines(text: &str) -> Vec<(String, usize)> {
-    let bytes = text.as_bytes();
-    let (mut keys, mut depth, mut line, mut i) = (Vec::new(), 0, 1, 0);
-    while i < bytes.len() {
-        match bytes[i] {
-            b'\n' => line += 1,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth -= 1,
-            b'"' => {
-                let start = i;
-                i += 1;
-                while bytes[i] != b'"' {
-                    i += if bytes[i] == b'\\' { 2 } else { 1 };
-                }
-                let is_key = text[i + 1..].trim_start().starts_with(':');
-                if depth == 1 && is_key {
-                    let key = serde_json::from_str(&text[start..=i])
-                        .expect("serde_json has read this string before");
-                    keys.push((key, line));
-                }
-            }
-            _ => {}
-        }
-        i += 1;
-    }
-    keys
 }
 
 #[cfg(test)]
@@ -698,20 +591,6 @@ mod tests {
             read("a.json", "{\"seed\": 1,\n}")
                 .unwrap_err()
                 .starts_with("a.json:2: not valid JSON")
-        );
-    }
-
-    #[test]
-    fn nested_json_keys_are_not_taken_for_settings() {
-        let text =
-            "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
-        assert_eq!(
-            json_key_lines(text),
-            vec![
-                ("accelerator_config".into(), 2),
-                ("a \"b\"".into(), 3),
-                ("c".into(), 3)
-            ]
         );
     }
 }

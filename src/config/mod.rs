@@ -18,9 +18,11 @@ mod choices;
 mod command;
 mod command_line;
 mod config_file;
+mod container;
 mod declare;
 mod derived;
 mod error;
+mod file_format;
 #[cfg(test)]
 mod fixture;
 mod flags;
@@ -54,6 +56,7 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod train_files;
 mod tree;
 mod unexpected;
 

@@ -34,7 +34,6 @@ pub use graph::{
 };
 pub use nn::block_codes;
 pub use nn::dropout::{DropoutRng, step_key};
-pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;

@@ -87,6 +87,11 @@ rules! {
         if flags.cache_remote.is_given() && !*flags.compile_cache =>
         "--cache_remote copies into the cache, and --compile_cache is false",
         "leave one of them out";
+    remote_cache_is_a_place for COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL in output;
+    remote_cache_is_named for READING | GENERATE | BENCH
+        if !flags.cache_remote.is_given() && (*flags.cache_remote_write || flags.cache_remote_key.is_given()) =>
+        "--cache_remote_write and --cache_remote_key need --cache_remote",
+        "add --cache_remote with a directory or a URL, or leave them out";
     examples_of_a_step_have_a_bound for TRAIN in processes;
     sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
     launch_leaves_device_to_the_command for LAUNCH
@@ -113,7 +118,7 @@ rules! {
         "neither training nor evaluation is asked for",
         "add --do_train, --do_eval or both";
     run_has_an_output_dir for TRAINING
-        if !flags.output_dir.is_given() =>
+        if !flags.output_dir.is_given() && !flags.preview.is_given() =>
         "--output_dir is missing",
         "add --output_dir DIR, where the model, checkpoints and logs go";
     json_is_for_the_plan for TRAINING
@@ -192,7 +197,24 @@ rules! {
         if *flags.streaming && flags.trains() && flags.max_steps.is_none() =>
         "--streaming has no end: training length can't be given in epochs",
         "add --max_steps N";
+    previews_read_all for TRAINING
+        if flags.preview.is_given() && (*flags.streaming || *flags.dry_run) =>
+        "--preview reads the whole training set and stops: it does not go with --streaming or --dry_run",
+        "leave one of them out";
     streaming_has_no_epochs for TRAINING in data;
+    mixtures_are_read_ahead for TRAIN
+        if !flags.weights.is_empty() && *flags.streaming =>
+        "--streaming does not support training files with weights yet: a mixture is drawn before training",
+        "leave --streaming out, or the weights";
+    /// Rows of a mixture may come several times, so that none can be set aside.
+    mixtures_set_nothing_aside for TRAIN
+        if !flags.weights.is_empty() && flags.evaluates() && !flags.validation_file.is_given() =>
+        "nothing can be set aside of training files with weights, whose rows may come several times",
+        "add --validation_file FILE";
+    only_mixtures_choose_their_end for TRAIN
+        if flags.weights.is_empty() && flags.stopping_strategy.is_given() =>
+        "--stopping_strategy is about training files with weights, and there are none",
+        "give each file its share, as --train_file a.jsonl:0.7 b.jsonl:0.3, or leave it out";
     first_evaluation_has_data for TRAINING
         if *flags.eval_on_start && !flags.evaluates() =>
         "--eval_on_start evaluates, but no evaluation is asked for",
@@ -317,6 +339,10 @@ rules! {
             && !flags.only_device.is_given() && !*flags.stale_compiler =>
         "cache prune: no criteria given",
         "add --older_than DAYS, --max_size SIZE, --only_device NAME or --stale_compiler";
+    sharing_needs_a_store for CACHE_PUSH | CACHE_PULL
+        if !flags.cache_remote.is_given() =>
+        "no store to share graphs with",
+        "add --cache_remote with a directory, s3://BUCKET/PREFIX, gs:// or https://";
     archive_needs_a_file for CACHE_EXPORT | CACHE_IMPORT
         if !flags.file.is_given() =>
         "no tar file given",

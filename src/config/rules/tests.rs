@@ -160,6 +160,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "--cache_remote copies into the cache",
     ),
     (
+        "remote_cache_is_a_place",
+        "CLM --cache_remote http://host/x",
+        "comes without TLS, and entries are native code",
+    ),
+    (
+        "remote_cache_is_named",
+        "CLM --cache_remote_write",
+        "--cache_remote_write and --cache_remote_key need --cache_remote",
+    ),
+    (
+        "sharing_needs_a_store",
+        "cache push",
+        "no store to share graphs with",
+    ),
+    (
         "examples_of_a_step_have_a_bound",
         "CLM --per_device_train_batch_size 100000 --gradient_accumulation_steps 100000",
         "more than 2147483647 examples",
@@ -646,6 +661,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "comparison_has_a_mesh",
         "CLM --compare_meshes 4 --dry_run --memory 1GB --data_parallel 3",
         "--data_parallel 3",
+    ),
+    (
+        "previews_read_all",
+        "CLM --preview 2 --streaming --max_steps 3",
+        "--preview reads the whole training set",
+    ),
+    (
+        "mixtures_are_read_ahead",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
+        "a mixture is drawn before training",
+    ),
+    (
+        "mixtures_set_nothing_aside",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --do_train --do_eval",
+        "nothing can be set aside",
+    ),
+    (
+        "only_mixtures_choose_their_end",
+        "CLM --stopping_strategy all_exhausted",
+        "there are none",
     ),
     (
         "first_evaluation_has_data",

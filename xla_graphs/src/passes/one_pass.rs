@@ -65,10 +65,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 }
             });
             let all = all.collect::<Result<Vec<Tensor>>>()?;
-            let call = trace.record(
-                Op::OnePass(Box::new(program.pass)),
-                &all.iter().collect::<Vec<&Tensor>>(),
-            )?;
+            let call = trace.call(program.pass, &all.iter().collect::<Vec<&Tensor>>())?;
             for (place, &result) in program.results.iter().enumerate() {
                 parts[index].insert(result, call_result(&call, place)?);
             }
@@ -105,7 +102,7 @@ fn copy(trace: &Trace, x: &Tensor) -> Result<Tensor> {
         ],
         results: vec![PassResult { value: 2, form }],
     };
-    let call = trace.record(Op::OnePass(Box::new(pass)), &[x])?;
+    let call = trace.call(pass, &[x])?;
     call_result(&call, 0)
 }
 

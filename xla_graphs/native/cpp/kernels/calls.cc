@@ -609,16 +609,16 @@ XLA_FFI_DEFINE_HANDLER(kCallNormGradients, CallNormGradients,
 }  // namespace
 }  // namespace xtrain::kernels
 
-// Makes the calls known to XLA, once; graphs name them by this name and version (`emit/kernels.rs`).
+// Makes the calls known to XLA, once; graphs name them so (`xla_graphs/src/op/calls`).
 extern "C" void xtrain_cpp_register_kernels() {
   static const bool registered = [] {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.3", xtrain::kernels::kCallMatmul) & add("xtrain.attention.3", xtrain::kernels::kCallAttention) &
-           add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
-           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
-           add("xtrain.norm.2", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.2", xtrain::kernels::kCallNormGradients);
+    return add("xtrain.matmul", xtrain::kernels::kCallMatmul) & add("xtrain.attention", xtrain::kernels::kCallAttention) &
+           add("xtrain.one_pass", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp", xtrain::kernels::kCallLogSums) &
+           add("xtrain.cross_entropy_grad", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu", xtrain::kernels::kCallGelu) &
+           add("xtrain.norm", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }

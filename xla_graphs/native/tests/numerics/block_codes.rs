@@ -3,7 +3,7 @@
 
 use crate::support::{Rng, Value, compile_for, trace};
 use xtrain_graphs::block_codes::{BLOCK, block_dims};
-use xtrain_graphs::op::{DynamicMap, Op};
+use xtrain_graphs::op::{CallSet, DynamicMap, OnePass, Op};
 use xtrain_graphs::{CpuKernels, DType, Target, passes};
 
 const MAPS: [DynamicMap; 2] = [DynamicMap::Signed, DynamicMap::Unsigned];
@@ -12,7 +12,7 @@ const MAPS: [DynamicMap; 2] = [DynamicMap::Signed, DynamicMap::Unsigned];
 fn targets() -> [Target; 2] {
     xtrain_xla::register_kernels();
     let kernels = CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     };
     [Target::CPU, Target::Cpu(kernels)]
@@ -160,12 +160,10 @@ fn an_update_of_numbers_in_8_bits_is_one_pass() {
     let [operations, pass] = targets();
     let lowered = passes::lower(&graph, pass).unwrap();
     lowered.check().unwrap();
-    let calls = lowered
-        .nodes
-        .iter()
-        .filter(|node| matches!(node.op, Op::OnePass(_)));
+    let calls = lowered.nodes.iter();
+    let calls = calls.filter_map(|node| node.op.call::<OnePass>());
     assert_eq!(calls.count(), 1);
-    let is_left = |op: &Op<_>| matches!(op, Op::KernelCodes(_) | Op::Convert(_));
+    let is_left = |op: &Op| matches!(op, Op::KernelCodes(_) | Op::Convert(_));
     assert!(!lowered.nodes.iter().any(|node| is_left(&node.op)));
     let [want, got] = [operations, pass].map(|target| compile_for(&graph, target).run(&arguments));
     for (want, got) in want.iter().zip(&got) {

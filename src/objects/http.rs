@@ -6,29 +6,38 @@
 //! which object_store repeats.
 
 use std::io::Read;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http_body::Body;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpService,
 };
 use ureq::config::AutoHeaderValue;
 
 /// An answer beyond this is none that was asked for.
 const MOST: u64 = 1 << 30;
 
-/// Makes clients that give up on a server that says nothing for this long.
+/// Makes clients that give up on a server that says nothing for too long.
 #[derive(Debug)]
-pub struct Connector(pub Duration);
+pub struct Connector {
+    pub patience: Duration,
+    /// For a request with its answer.
+    pub whole: Option<Duration>,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let patience = Some(self.0);
+        let patience = Some(self.patience);
         let config = ureq::Agent::config_builder()
             // A status is an answer for object_store to judge.
             .http_status_as_error(false)
+            .timeout_global(self.whole)
             .timeout_connect(patience)
             .timeout_per_read(patience)
             .timeout_per_write(patience)
@@ -55,10 +64,9 @@ impl HttpService for Service {
                 .0
                 .run(ureq::http::Request::from_parts(parts, &bytes[..])),
             None => {
-                return Err(failed(
-                    HttpErrorKind::Unknown,
-                    std::io::Error::other("uploads are not carried"),
-                ));
+                let bytes = collect(body)?;
+                self.0
+                    .run(ureq::http::Request::from_parts(parts, &bytes[..]))
             }
         };
         let (parts, body) = answer
@@ -71,6 +79,18 @@ impl HttpService for Service {
             .map_err(|error| failed(HttpErrorKind::Interrupted, error))?;
         Ok(HttpResponse::from_parts(parts, Bytes::from(bytes).into()))
     }
+}
+
+/// The pieces of a body that is uploaded: all of them are in memory, so none has to be waited for.
+fn collect(mut body: HttpRequestBody) -> Result<Vec<u8>, HttpError> {
+    let mut bytes = Vec::with_capacity(body.content_length());
+    let mut context = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Some(frame)) = Pin::new(&mut body).poll_frame(&mut context) {
+        if let Ok(piece) = frame?.into_data() {
+            bytes.extend_from_slice(&piece);
+        }
+    }
+    Ok(bytes)
 }
 
 fn failed(kind: HttpErrorKind, error: impl std::error::Error + Send + Sync + 'static) -> HttpError {

@@ -1,8 +1,16 @@
-//! Which process of a job this one is, as the environment says: that of `xtrain launch`, torchrun,
-//! SLURM's srun, Open MPI's mpirun, or Neuron's.
+//! Which process of a job this one is, as the environment says: that of `xtrain launch`, or of one of
+//! the [`engines`] that start processes in their own ways.
+
+mod engines;
+mod failure;
+pub mod sagemaker;
+
+pub use engines::ENGINES;
+pub use failure::report_failure;
 
 use super::secret::Secret;
-use super::{Error, Result, hostlist};
+use super::{Error, Result};
+use engines::{Engine, Secrets, Variables, number};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,9 +20,6 @@ pub const GENERATION: &str = "XTRAIN_GENERATION";
 pub const LAUNCHED: &str = "XTRAIN_LAUNCHED";
 pub const HEARTBEAT_TIMEOUT: &str = "XTRAIN_HEARTBEAT_TIMEOUT";
 pub const RDZV_TIMEOUT: &str = "XTRAIN_RDZV_TIMEOUT";
-
-/// torch's default, where a job has no number to take one from.
-const PORT: u16 = 29500;
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,10 +60,16 @@ pub struct RankInfo {
 impl RankInfo {
     /// What the environment of this process says; `None` if it is the only one.
     pub fn from_environment() -> Result<Option<RankInfo>> {
-        member(
-            &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
-            || Secret::from_environment()?.map_or_else(|| Secret::of_user(&secret_folder()), Ok),
-        )
+        member(&of_process, |engine| {
+            match (Secret::from_environment()?, &engine.secrets) {
+                (Some(secret), _) => Ok(secret),
+                (None, Secrets::OfUser) => Secret::of_user(&secret_folder()),
+                (None, Secrets::Given(how)) => Err(Error::NoSecret {
+                    engine: engine.name,
+                    how,
+                }),
+            }
+        })
     }
 
     /// Whether `xtrain launch` started it, which then watches over it.
@@ -75,6 +86,11 @@ impl RankInfo {
     pub fn hosts_rendezvous(&self) -> bool {
         self.rank == 0 && !self.is_launched()
     }
+}
+
+/// A variable of this process that is set to something.
+fn of_process(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Where the user's secret is kept.
@@ -96,32 +112,23 @@ pub fn launched() -> Option<f64> {
     std::env::var(LAUNCHED).ok()?.parse().ok()
 }
 
-/// What one launcher's variables mean.
-struct Found {
-    rank: usize,
-    world: usize,
-    local_rank: usize,
-    endpoint: String,
-}
-
-type Variables<'v> = &'v dyn Fn(&str) -> Option<String>;
-
 fn member(
     variable: Variables,
-    secret: impl FnOnce() -> Result<Secret>,
+    secret: impl FnOnce(&Engine) -> Result<Secret>,
 ) -> Result<Option<RankInfo>> {
     let generation = variable(GENERATION)
         .map(|value| number(GENERATION, &value))
         .transpose()?;
-    let ways = [torchrun, slurm, open_mpi, neuron];
     let mut found = None;
-    for way in ways {
-        found = way(variable)?;
-        if found.is_some() {
+    for engine in ENGINES {
+        if let Some(of_engine) = (engine.find)(variable)? {
+            found = Some((engine, of_engine));
             break;
         }
     }
-    let Some(found) = found else { return Ok(None) };
+    let Some((engine, found)) = found else {
+        return Ok(None);
+    };
     if found.rank >= found.world {
         let (value, problem) = (
             found.rank.to_string(),
@@ -153,7 +160,7 @@ fn member(
         local_rank: found.local_rank,
         local_world: local_world(variable).max(found.local_rank + 1),
         endpoint: variable(ENDPOINT).unwrap_or(found.endpoint),
-        secret: secret()?,
+        secret: secret(engine)?,
         launched: generation.map(|n| n as u64),
         generation: generation.unwrap_or(0) as u64,
         timeouts,
@@ -178,211 +185,6 @@ fn local_world(variable: Variables) -> usize {
         .unwrap_or(1)
 }
 
-fn number(name: &str, value: &str) -> Result<usize> {
-    value.trim().parse().map_err(|_| Error::Environment {
-        variable: name.into(),
-        value: value.into(),
-        problem: "expected a number that is 0 or more".into(),
-    })
-}
-
-/// Variables that come together: those after the first must be there when the first is.
-fn numbers<const N: usize>(
-    variable: Variables,
-    source_name: &'static str,
-    names: [&'static str; N],
-) -> Result<Option<[usize; N]>> {
-    let Some(_) = variable(names[0]) else {
-        return Ok(None);
-    };
-    let mut numbers = [0; N];
-    for (place, name) in numbers.iter_mut().zip(names) {
-        let value = variable(name).ok_or(Error::Incomplete {
-            given: names[0],
-            missing: name,
-            source_name,
-        })?;
-        *place = number(name, &value)?;
-    }
-    Ok(Some(numbers))
-}
-
-fn port(variable: Variables, otherwise: u16) -> Result<u16> {
-    let Some(value) = variable("MASTER_PORT") else {
-        return Ok(otherwise);
-    };
-    let problem = "expected the number of a port".to_string();
-    value.trim().parse().map_err(|_| Error::Environment {
-        variable: "MASTER_PORT".into(),
-        value,
-        problem,
-    })
-}
-
-/// torchrun's variables, which `xtrain launch` sets too.
-fn torchrun(variable: Variables) -> Result<Option<Found>> {
-    if variable("RANK").is_none() {
-        return Ok(None);
-    }
-    let Some([rank, world, local_rank]) =
-        numbers(variable, "torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])?
-    else {
-        return Ok(None);
-    };
-    let missing = |missing| Error::Incomplete {
-        given: "RANK",
-        missing,
-        source_name: "torchrun",
-    };
-    let host = match variable("MASTER_ADDR") {
-        Some(host) => host,
-        None if world == 1 => "127.0.0.1".into(),
-        None => return Err(missing("MASTER_ADDR")),
-    };
-    // torchrun's own store listens at its port.
-    let taken = variable("TORCHELASTIC_USE_AGENT_STORE")
-        .is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let port = port(variable, PORT)?;
-    let port = if taken {
-        port.checked_add(1).unwrap_or(PORT)
-    } else {
-        port
-    };
-    Ok(Some(Found {
-        rank,
-        world,
-        local_rank,
-        endpoint: format!("{host}:{port}"),
-    }))
-}
-
-fn slurm(variable: Variables) -> Result<Option<Found>> {
-    let tasks = if variable("SLURM_STEP_NUM_TASKS").is_some() {
-        "SLURM_STEP_NUM_TASKS"
-    } else {
-        "SLURM_NTASKS"
-    };
-    // A batch script has a number too, but no tasks beside it: only srun sets all three.
-    if variable(tasks).is_none() {
-        return Ok(None);
-    }
-    let Some([rank, local_rank, world]) =
-        numbers(variable, "srun", ["SLURM_PROCID", "SLURM_LOCALID", tasks])?
-    else {
-        return Ok(None);
-    };
-    if world == 1 {
-        return Ok(Some(Found {
-            rank,
-            world,
-            local_rank,
-            endpoint: String::new(),
-        }));
-    }
-    let host = match (
-        variable("MASTER_ADDR"),
-        variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST")),
-    ) {
-        (Some(host), _) => host,
-        (None, Some(list)) => hostlist::first_host(&list).ok_or_else(|| Error::Environment {
-            variable: "SLURM_JOB_NODELIST".into(),
-            value: list,
-            problem: "expected a list of hosts as node[1-3]".into(),
-        })?,
-        (None, None) => {
-            return Err(Error::Incomplete {
-                given: "SLURM_PROCID",
-                missing: "SLURM_JOB_NODELIST",
-                source_name: "srun",
-            });
-        }
-    };
-    // From the job's number, so that two jobs on one machine do not meet.
-    let job = variable("SLURM_JOB_ID")
-        .and_then(|id| id.parse::<u32>().ok())
-        .unwrap_or(0);
-    let port = port(variable, 20_000 + (job % 10_000) as u16)?;
-    Ok(Some(Found {
-        rank,
-        world,
-        local_rank,
-        endpoint: format!("{host}:{port}"),
-    }))
-}
-
-fn open_mpi(variable: Variables) -> Result<Option<Found>> {
-    let names = [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-    ];
-    let Some([rank, world, local_rank]) = numbers(variable, "mpirun", names)? else {
-        return Ok(None);
-    };
-    let is_local =
-        variable("OMPI_COMM_WORLD_LOCAL_SIZE").and_then(|size| size.parse().ok()) == Some(world);
-    let host = match variable("MASTER_ADDR") {
-        Some(host) => host,
-        None if is_local => "127.0.0.1".into(),
-        None => {
-            let (given, missing) = ("OMPI_COMM_WORLD_RANK", "MASTER_ADDR");
-            return Err(Error::Incomplete {
-                given,
-                missing,
-                source_name: "mpirun -x MASTER_ADDR=HOST",
-            });
-        }
-    };
-    Ok(Some(Found {
-        rank,
-        world,
-        local_rank,
-        endpoint: format!("{host}:{}", port(variable, PORT)?),
-    }))
-}
-
-/// As AWS's guides set them in job scripts: a process for each machine.
-fn neuron(variable: Variables) -> Result<Option<Found>> {
-    let (index, devices, root) = (
-        "NEURON_PJRT_PROCESS_INDEX",
-        "NEURON_PJRT_PROCESSES_NUM_DEVICES",
-        "NEURON_RT_ROOT_COMM_ID",
-    );
-    let Some(rank) = variable(index) else {
-        return Ok(None);
-    };
-    let missing = |missing| Error::Incomplete {
-        given: index,
-        missing,
-        source_name: "a Neuron job",
-    };
-    let rank = number(index, &rank)?;
-    let world = variable(devices)
-        .ok_or(missing(devices))?
-        .split(',')
-        .filter(|part| !part.trim().is_empty())
-        .count();
-    let root_comm = variable(root).ok_or(missing(root))?;
-    let wrong = || Error::Environment {
-        variable: root.into(),
-        value: root_comm.clone(),
-        problem: "expected HOST:PORT".into(),
-    };
-    let (host, port) = root_comm.rsplit_once(':').ok_or_else(wrong)?;
-    // Neuron's runtime listens at that port itself.
-    let port = port
-        .parse::<u16>()
-        .ok()
-        .and_then(|port| port.checked_add(1))
-        .ok_or_else(wrong)?;
-    Ok(Some(Found {
-        rank,
-        world,
-        local_rank: 0,
-        endpoint: format!("{host}:{port}"),
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,7 +196,7 @@ mod tests {
                 .find(|(known, _)| *known == name)
                 .map(|(_, value)| value.to_string())
         };
-        let found = member(&variable, || Ok(Secret::generate()))?;
+        let found = member(&variable, |_| Ok(Secret::generate()))?;
         Ok(found.map(|m| (m.rank, m.world, m.local_rank, m.endpoint)))
     }
 
@@ -440,6 +242,129 @@ mod tests {
             found(&neuron).unwrap(),
             Some((1, 2, 0, "10.0.0.1:41001".into()))
         );
+    }
+
+    /// Each engine's variables with those that it sets beside them, as its documentation has them.
+    #[test]
+    fn a_process_of_each_machine_joins_under_every_engine() {
+        let jax = [
+            ("JAX_NUM_PROCESSES", "3"),
+            ("JAX_PROCESS_ID", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "run-node-0-0.run:29500"),
+            ("JOB_COMPLETION_INDEX", "2"),
+        ];
+        let pet = [
+            ("PET_NNODES", "2"),
+            ("PET_NPROC_PER_NODE", "auto"),
+            ("PET_NODE_RANK", "1"),
+            ("PET_MASTER_ADDR", "run-node-0-0.run"),
+            ("PET_MASTER_PORT", "29400"),
+        ];
+        let jobset = [
+            ("JOB_COMPLETION_INDEX", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "run-workers-0-0.run"),
+        ];
+        let sky = [
+            ("SKYPILOT_NODE_RANK", "1"),
+            ("SKYPILOT_NODE_IPS", "10.0.0.4\n10.0.0.5\n"),
+            ("SKYPILOT_NUM_NODES", "2"),
+            ("SKYPILOT_NUM_GPUS_PER_NODE", "8"),
+        ];
+        let dstack = [
+            ("DSTACK_NODE_RANK", "1"),
+            ("DSTACK_NODES_NUM", "2"),
+            ("DSTACK_MASTER_NODE_IP", "10.0.0.4"),
+            ("DSTACK_NODES_IPS", "10.0.0.4\n10.0.0.5"),
+        ];
+        for (variables, expected) in [
+            (&jax[..], (2, 3, 0, "run-node-0-0.run:29500")),
+            (&pet, (1, 2, 0, "run-node-0-0.run:29400")),
+            (&jobset, (1, 2, 0, "run-workers-0-0.run:29500")),
+            (&sky, (1, 2, 0, "10.0.0.4:29500")),
+            (&dstack, (1, 2, 0, "10.0.0.4:29500")),
+        ] {
+            let (rank, world, local, endpoint) = expected;
+            assert_eq!(
+                found(variables).unwrap(),
+                Some((rank, world, local, endpoint.to_string()))
+            );
+        }
+        // An indexed Job may be many runs, and a launcher in the container has the last word.
+        assert_eq!(found(&[("JOB_COMPLETION_INDEX", "1")]).unwrap(), None);
+        let launched = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "a"),
+        ];
+        assert_eq!(
+            found(&[&launched[..], &sky].concat()).unwrap(),
+            Some((1, 4, 1, "a:29500".into()))
+        );
+    }
+
+    #[test]
+    fn engines_without_a_shared_home_need_a_secret_that_is_given() {
+        let given = ENGINES.iter().filter_map(|engine| match engine.secrets {
+            Secrets::Given(how) => Some((engine.name, how)),
+            Secrets::OfUser => None,
+        });
+        for (engine, how) in given {
+            let error = Error::NoSecret { engine, how }.to_string();
+            assert!(
+                error.contains(engine) && error.contains("XTRAIN_RDZV_SECRET is not set"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sagemaker_container_is_known_by_its_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str().unwrap();
+        let config = folder.path().join("input/config");
+        std::fs::create_dir_all(&config).unwrap();
+        assert_eq!(found(&[("SAGEMAKER_BASE_DIR", root)]).unwrap(), None);
+        let write = |name: &str, text: &str| std::fs::write(config.join(name), text).unwrap();
+        write("hyperparameters.json", "{}");
+        assert_eq!(found(&[("SAGEMAKER_BASE_DIR", root)]).unwrap(), None);
+        write(
+            "resourceconfig.json",
+            r#"{"current_host": "algo-2", "current_instance_type": "ml.trn1.32xlarge", "current_group_name": "homogeneousCluster",
+                "hosts": ["algo-2", "algo-1"], "network_interface_name": "eth0"}"#,
+        );
+        assert_eq!(
+            found(&[("SAGEMAKER_BASE_DIR", root)]).unwrap(),
+            Some((1, 2, 0, "algo-1:29500".into()))
+        );
+        write(
+            "inputdataconfig.json",
+            r#"{"train": {"TrainingInputMode": "File"}, "../x": {}, "live": {"TrainingInputMode": "Pipe"}}"#,
+        );
+        let container = sagemaker::Container::among(&|name| {
+            (name == "SAGEMAKER_BASE_DIR").then(|| root.to_string())
+        })
+        .unwrap();
+        let channels = container.channels().unwrap();
+        let about = channels.iter().map(|c| (c.name.as_str(), c.is_piped));
+        assert_eq!(
+            about.collect::<Vec<_>>(),
+            [("live", true), ("train", false)]
+        );
+        for (text, part) in [
+            ("{", "expected a JSON object"),
+            ("{\"hosts\": [\"algo-1\"]}", "expected `current_host`"),
+            (
+                "{\"current_host\": \"x\", \"hosts\": [\"algo-1\"]}",
+                "is not among `hosts`",
+            ),
+        ] {
+            write("resourceconfig.json", text);
+            let error = found(&[("SAGEMAKER_BASE_DIR", root)]).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(error.to_string().contains("resourceconfig.json"), "{error}");
+        }
     }
 
     #[test]
@@ -495,6 +420,39 @@ mod tests {
             (
                 &[("NEURON_PJRT_PROCESS_INDEX", "1")],
                 "NEURON_PJRT_PROCESSES_NUM_DEVICES is not",
+            ),
+            (&[("JAX_PROCESS_ID", "1")], "JAX_NUM_PROCESSES is not"),
+            (
+                &[("JAX_PROCESS_ID", "1"), ("JAX_NUM_PROCESSES", "2")],
+                "JAX_COORDINATOR_ADDRESS is not",
+            ),
+            (
+                &[
+                    ("JAX_PROCESS_ID", "1"),
+                    ("JAX_NUM_PROCESSES", "2"),
+                    ("JAX_COORDINATOR_ADDRESS", "host"),
+                ],
+                "expected HOST:PORT",
+            ),
+            (
+                &[("PET_NODE_RANK", "0"), ("PET_NNODES", "1:4")],
+                "fixed number of nodes",
+            ),
+            (
+                &[("PET_NODE_RANK", "0"), ("PET_NNODES", "2")],
+                "PET_MASTER_ADDR is not",
+            ),
+            (
+                &[("JOB_COMPLETION_INDEX", "0"), ("WORLD_SIZE", "2")],
+                "MASTER_ADDR is not",
+            ),
+            (
+                &[("SKYPILOT_NODE_RANK", "0"), ("SKYPILOT_NUM_NODES", "2")],
+                "SKYPILOT_NODE_IPS is not",
+            ),
+            (
+                &[("DSTACK_NODE_RANK", "0"), ("DSTACK_NODES_NUM", "2")],
+                "DSTACK_MASTER_NODE_IP is not",
             ),
         ] {
             let error = found(variables).unwrap_err().to_string();

@@ -1,12 +1,10 @@
-//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`) and on web servers
-//! (`http://`, `https://`), read a piece at a time through the object_store crate.
+//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`), GCS (`gs://BUCKET/KEY`) and on web
+//! servers (`http://`, `https://`), read a piece at a time through the object_store crate.
 //!
 //! Everything async stays in here: each object has a runtime of its own, on the thread that reads,
 //! for one request at a time. A piece that does not arrive is asked for again, with growing pauses;
 //! what an object is (its ETag) is remembered, so that one that is replaced while it is read is an
 //! error rather than a text glued together from two.
-
-mod http;
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -15,16 +13,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::http::HttpBuilder;
-use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
-};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 use tokio::runtime::Runtime;
 use url::Url;
 
 use super::error::{Error, Result};
+use xtrain_objects::{Effort, client};
 use xtrain_report::printable::with_causes;
+
+pub use xtrain_objects::patience;
 
 /// Bytes that one request asks for.
 const PIECE: u64 = 4 << 20;
@@ -34,18 +31,6 @@ const KEPT: usize = 4;
 
 /// How often a request is repeated before it is an error.
 const RETRIES: usize = 4;
-
-/// How long a server may say nothing: what `HF_HUB_DOWNLOAD_TIMEOUT` says in seconds, as for
-/// huggingface_hub, or 10.
-pub fn patience(variable: Option<&str>) -> Duration {
-    let seconds = variable.and_then(|text| text.trim().parse::<f64>().ok());
-    Duration::from_secs_f64(
-        seconds
-            .filter(|seconds| *seconds > 0.0 && seconds.is_finite())
-            .unwrap_or(10.0)
-            .min(86_400.0),
-    )
-}
 
 /// Schemes that are recognized with a single slash too, which is what a program leaves of a URL that
 /// it normalizes as a path.
@@ -99,7 +84,7 @@ fn parse(path: &Path) -> Result<Url> {
     };
     let url = Url::parse(text).map_err(|error| bad(format!("it is not a URL ({error})")))?;
     match url.scheme() {
-        "s3" | "http" | "https" => {}
+        "s3" | "gs" | "http" | "https" => {}
         "file" => {
             return Err(bad(
                 "it names no file of this machine; give file:///PATH, or the path alone"
@@ -108,7 +93,7 @@ fn parse(path: &Path) -> Result<Url> {
         }
         other => {
             return Err(bad(format!(
-                "{other}:// is not supported; s3://BUCKET/KEY, https://, http:// and file:// are read"
+                "{other}:// is not supported; s3://BUCKET/KEY, gs://BUCKET/KEY, https://, http:// and file:// are read"
             )));
         }
     }
@@ -278,49 +263,14 @@ impl Read for RemoteReader {
 /// Who serves a URL, and under which name.
 fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)> {
     let url = parse(path)?;
-    let key = object_store::path::Path::from_url_path(url.path())
-        .map_err(|error| explain(path, error.into()))?;
-    let retry = RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(200),
-            max_backoff: Duration::from_secs(5),
-            base: 2.0,
-        },
-        max_retries: RETRIES,
+    let variable = std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok();
+    let effort = Effort {
+        patience: patience(variable.as_deref()),
+        whole: None,
+        retries: RETRIES,
         retry_timeout: Duration::from_secs(180),
     };
-    let connector = http::Connector(patience(
-        std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok().as_deref(),
-    ));
-    let store: object_store::Result<Arc<dyn ObjectStore>> = match url.scheme() {
-        "s3" => {
-            let mut builder =
-                AmazonS3Builder::from_env().with_bucket_name(url.host_str().unwrap_or_default());
-            // Whoever names an endpoint without TLS means it.
-            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-            if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
-                builder = builder.with_allow_http(true);
-            }
-            builder
-                .with_retry(retry)
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as _)
-        }
-        _ => {
-            let origin = &url[..url::Position::BeforePath];
-            let options = ClientOptions::new().with_allow_http(true);
-            let builder = HttpBuilder::new()
-                .with_url(origin)
-                .with_client_options(options)
-                .with_retry(retry);
-            builder
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as _)
-        }
-    };
-    Ok((store.map_err(|error| explain(path, error))?, key))
+    client(&url, &effort).map_err(|error| explain(path, error))
 }
 
 /// What went wrong, in the user's words.
@@ -337,7 +287,10 @@ fn explain(url: &Path, error: object_store::Error) -> Error {
         Cause::NotSupported { .. } => Error::NoRanges { url },
         other => {
             let reason = with_causes(&other);
-            if reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential") {
+            if reason.contains("169.254.169.254")
+                || reason.contains("metadata.google")
+                || reason.to_lowercase().contains("credential")
+            {
                 Error::ObjectForbidden {
                     hint: access_hint(&url),
                     url,
@@ -353,6 +306,8 @@ fn access_hint(url: &Path) -> &'static str {
     if url.starts_with("s3:") {
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN if they are temporary) and AWS_REGION, or \
              AWS_SKIP_SIGNATURE=true for a public bucket"
+    } else if url.starts_with("gs:") {
+        "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
     } else {
         "only files that anybody may read can be streamed over HTTP; download this one first"
     }
@@ -388,7 +343,7 @@ mod tests {
     #[test]
     fn urls_that_cannot_be_read_are_refused_with_the_reason() {
         let error = |url: &str| check(Path::new(url)).unwrap_err().to_string();
-        assert!(error("gs://bucket/x.txt").contains("gs:// is not supported"));
+        assert!(error("abfs://bucket/x.txt").contains("abfs:// is not supported"));
         assert!(error("s3://bucket").contains("names no file"));
         assert!(error("https://host/dir/").contains("names no file"));
         assert!(error("https://host/x.txt?token=1").contains("query"));
