@@ -57,6 +57,7 @@
 //! | [`checkpoint`] | Hugging Face directories and exact training state |
 //! | [`launch`] | the launcher: starts the ranks of a job, watches and restarts them |
 //! | [`distributed`] | the process group: rank, rendezvous, heartbeats |
+//! | [`objects`] | objects in buckets and on web servers |
 //! | [`report`] | step lines, records, tables, telemetry, where time goes, reports of runs |
 //!
 //! Three crates stand below: `xtrain_models` (the model families and their objectives, which know no
@@ -89,5 +90,7 @@ pub use xtrain_checkpoint as checkpoint;
 pub use xtrain_launch as launch;
 
 pub use xtrain_distributed as distributed;
+
+pub use xtrain_objects as objects;
 
 pub use xtrain_report as report;

@@ -175,6 +175,7 @@ fn no_choice_is_resolved_by_an_arm_for_the_rest() {
         "command_line.rs",
         "config_file.rs",
         "error.rs",
+        "file_format.rs",
         "foreign.rs",
         "forms.rs",
         "help.rs",

@@ -1,8 +1,8 @@
 //! Streams as a user trains on them: from files and from a store on the loopback interface,
 //! stopped, killed, resumed, and refused.
 
-#[allow(dead_code, reason = "the unit tests use all of it")]
-mod test_server;
+#[allow(dead_code, reason = "several test modules use it")]
+pub mod test_server;
 
 use crate::support::{Command, Run, data_dir, data_text, json_lines, xtrain};
 use std::fs;
@@ -402,9 +402,9 @@ fn settings_that_make_no_stream_are_refused() {
         ),
         ("none.txt", &["--max_steps", "2"], "none.txt does not exist"),
         (
-            "gs://bucket/a.txt",
+            "abfs://bucket/a.txt",
             &["--max_steps", "2"],
-            "gs:// is not supported",
+            "abfs:// is not supported",
         ),
         ("s3://bucket/", &["--max_steps", "2"], "names no file"),
         ("https://host/a.txt?x=1", &["--max_steps", "2"], "query"),

@@ -1,7 +1,8 @@
 //! The program: reads the command line, runs the command, prints each error once and turns the
 //! outcome into an exit code. No logic of its own. Exit codes: 0 success, 1 failure, 2 usage, 130,
-//! 143 or 129 after a signal that ended in a saved checkpoint, or before there was anything to save, 3
-//! after a second one.
+//! 143, 138 or 129 after a signal that ended in a saved checkpoint, or before there was anything to save,
+//! 3 after a second one. The reason of a failure also goes where the engine that runs the process looks
+//! for it.
 
 use std::io::Write;
 use std::panic;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
 use xtrain::data::chat_template::worker;
+use xtrain::distributed::environment::report_failure;
 use xtrain::report::terminal::{Tone, folded, paint, take_colors};
 use xtrain::report::{output, panics, printable::printable};
 use xtrain::runtime::flags_server;
@@ -27,9 +29,13 @@ fn main() -> ExitCode {
     match panic::catch_unwind(invoke) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(error)) => {
+            let mut reason = String::new();
             for (message, hint) in error.messages() {
                 complain(&message, hint.as_deref());
+                let lines = std::iter::once(message).chain(hint);
+                lines.for_each(|line| reason.push_str(&format!("{}\n", printable(&line))));
             }
+            report_failure(&reason);
             ExitCode::from(error.exit_code())
         }
         // The hook has printed it.

@@ -3,7 +3,7 @@
 
 use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
-use super::store::{EntryStore, Store};
+use super::store::{EntryStore, Store, is_id};
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
@@ -220,7 +220,7 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
 
 /// Bytes of an entry, at most. A tar file may announce any size, and one with holes need not take up
 /// that much itself.
-const LARGEST: u64 = 4 << 30;
+pub(super) const LARGEST: u64 = 4 << 30;
 
 /// Bytes of a measurement, at most; XLA's have some hundred.
 const KERNEL: u64 = 1 << 20;
@@ -236,13 +236,6 @@ fn take_kernel(path: &Path, member: &mut impl Read) -> io::Result<bool> {
     std::fs::create_dir_all(path.parent().unwrap_or(path))?;
     atomic::write_bytes(path, &bytes).map_err(io::Error::other)?;
     Ok(true)
-}
-
-fn is_id(text: &str) -> bool {
-    text.len() == 32
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
 }
 
 /// Writes a member aside, checks it, and only then lets it in. The inner error says what is wrong

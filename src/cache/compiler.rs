@@ -176,6 +176,7 @@ impl Compiler {
         let doing = format!("compiling the same `{}` graph", graph.name);
         let store = self.store.as_deref();
         let lock = store.and_then(|store| Lock::wait(&store.lock_path(&key.id()), &doing));
+        let _claim = store.map(|store| store.claim(&key.id(), &doing));
         if lock.is_some()
             && let Some((executable, compiled_in)) = self.load(graph, key)?
         {

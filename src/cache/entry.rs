@@ -149,6 +149,8 @@ pub enum Damage {
     Length { found: u64, wanted: u64 },
     #[error("it belongs to another key than its name says ({0})")]
     Foreign(String),
+    #[error("its signature is not of this key")]
+    Signature,
     #[error("its executable does not load: {0}")]
     NotLoadable(String),
 }

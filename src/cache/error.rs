@@ -30,6 +30,10 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error(transparent)]
+    Secret(#[from] xtrain_distributed::Error),
+    #[error(transparent)]
+    Remote(#[from] xtrain_objects::Error),
     /// The message is whole, so there is no source.
     #[error("{}", .0.naming("--cache_dir"))]
     Checkpoint(xtrain_checkpoint::Error),

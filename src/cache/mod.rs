@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `read_through` (copies from a second store), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! of them), `read_through` (copies from a second store), `remote_store` (one in a bucket), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
 
@@ -22,6 +22,7 @@ mod key;
 mod machine;
 mod program;
 mod read_through;
+mod remote_store;
 mod store;
 
 pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
@@ -32,11 +33,13 @@ pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
 pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
-pub use store::{EntryStore, Listed, Store, age, now};
+pub use remote_store::RemoteStore;
+pub use store::{Claim, EntryStore, Listed, Store, age, now};
 
 use read_through::ReadThrough;
 use std::path::{Path, PathBuf};
 use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::secret::Secret;
 use xtrain_report::errln;
 
 /// The folder of [`CacheSettings::autotune_dir`] in a cache's.
@@ -74,13 +77,54 @@ fn is_tuned_kernel(name: &str) -> bool {
         .is_some_and(|(card, kernel)| is_digest(card) && is_digest(kernel))
 }
 
+/// A store of compiled graphs that others fill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteSettings {
+    /// A cache directory, or the URL of a folder of objects.
+    pub place: PathBuf,
+    /// Whether it gets what is compiled here.
+    pub writes: bool,
+    /// The file of the key that signs entries; `None`: what `XTRAIN_CACHE_KEY` holds, if anything.
+    pub key: Option<PathBuf>,
+}
+
+/// Holds the key that signs the entries of a shared store.
+pub const KEY_VARIABLE: &str = "XTRAIN_CACHE_KEY";
+
+/// What may hold entries elsewhere.
+pub enum Remote {
+    Dir(Store),
+    Objects(RemoteStore),
+}
+
+impl RemoteSettings {
+    /// The store, of which nothing is asked yet.
+    ///
+    /// # Errors
+    /// The key cannot be read, or the URL names no folder.
+    pub fn open(&self) -> Result<Remote, Error> {
+        let is_url = |text: &&str| {
+            let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+            scheme.is_some_and(|scheme| xtrain_objects::SCHEMES.contains(&scheme))
+        };
+        let Some(url) = self.place.to_str().filter(is_url) else {
+            return Ok(Remote::Dir(Store::new(self.place.join("graphs"))));
+        };
+        let key = match &self.key {
+            Some(file) => Some(Secret::from_file(file)?),
+            None => Secret::from_variable(KEY_VARIABLE)?,
+        };
+        Ok(Remote::Objects(RemoteStore::open(url, key)?))
+    }
+}
+
 /// How a run uses the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSettings {
     /// Where entries are kept; `None` keeps them in memory only.
     pub dir: Option<PathBuf>,
-    /// Where else entries are looked for, to be copied into `dir`: a directory that others fill.
-    pub remote: Option<PathBuf>,
+    /// Where else entries are looked for, to be copied into `dir`.
+    pub remote: Option<RemoteSettings>,
     /// Size over which the least recently used entries go.
     pub max_bytes: u64,
     /// Stop instead of compiling what was compiled before in another form.
@@ -124,18 +168,29 @@ impl CacheSettings {
     /// What keeps the entries; `None` without a directory.
     fn store(&self) -> Option<Box<dyn EntryStore>> {
         let local = Box::new(Store::new(self.dir.as_ref()?));
-        let Some(remote) = &self.remote else {
+        let Some(settings) = &self.remote else {
             return Some(local);
         };
-        if let Err(error) = std::fs::read_dir(remote) {
-            if ProcessGroup::this_writes() {
-                let remote = remote.display();
-                errln!("note: --cache_remote: {remote}: {error}; --cache_dir alone is used");
+        let usable = |remote: &Remote| match remote {
+            // One that is written is made.
+            Remote::Dir(store) if !settings.writes => std::fs::read_dir(store.dir())
+                .map(drop)
+                .map_err(|error| format!("{}: {error}", store.dir().display())),
+            _ => Ok(()),
+        };
+        let opened = settings.open().map_err(|error| error.to_string());
+        let remote: Box<dyn EntryStore> = match opened.and_then(|it| usable(&it).map(|()| it)) {
+            Ok(Remote::Dir(store)) => Box::new(store),
+            Ok(Remote::Objects(store)) => Box::new(store),
+            Err(error) => {
+                if ProcessGroup::this_writes() {
+                    errln!("note: --cache_remote: {error}; --cache_dir alone is used");
+                }
+                return Some(local);
             }
-            return Some(local);
-        }
-        let remote = Box::new(Store::new(remote));
-        Some(Box::new(ReadThrough::new(local, remote, self.max_bytes)))
+        };
+        let joined = ReadThrough::new(local, remote, self.max_bytes, settings.writes);
+        Some(Box::new(joined))
     }
 
     /// Everything that is compiled is kept in a directory; without one, nothing is read from disk or

@@ -1,10 +1,10 @@
 //! Compiled graphs of others: what the local store lacks is looked for in a second one, and copied
-//! from there. The second store is only read, what is read is checked as a whole, and nothing about
-//! it stops a run.
+//! from there. The second store gets what is compiled here only if that was asked for, what is read is
+//! checked as a whole, and nothing about it stops a run.
 
 use super::entry::{Content, Damage, Entry, Header};
 use super::key::Key;
-use super::store::{EntryStore, Listed};
+use super::store::{Claim, EntryStore, Listed};
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
@@ -17,6 +17,8 @@ pub struct ReadThrough {
     remote: Box<dyn EntryStore>,
     /// Of the local store, copies included.
     max_bytes: u64,
+    /// Whether the remote store gets what is compiled here.
+    writes: bool,
     /// So that each text is printed once.
     printed: Mutex<HashSet<String>>,
 }
@@ -26,11 +28,13 @@ impl ReadThrough {
         local: Box<dyn EntryStore>,
         remote: Box<dyn EntryStore>,
         max_bytes: u64,
+        writes: bool,
     ) -> ReadThrough {
         ReadThrough {
             local,
             remote,
             max_bytes,
+            writes,
             printed: Mutex::default(),
         }
     }
@@ -111,7 +115,23 @@ impl EntryStore for ReadThrough {
     }
 
     fn insert(&self, header: Header, parts: &[(Content, &[u8])]) -> xtrain_checkpoint::Result<()> {
+        if self.writes
+            && let Err(error) = self.remote.insert(header.clone(), parts)
+        {
+            let error = error.naming("--cache_remote");
+            self.print(format!(
+                "warning: other hosts do not get this graph: {error}"
+            ));
+        }
         self.local.insert(header, parts)
+    }
+
+    fn claim(&self, id: &str, doing: &str) -> Claim {
+        if self.writes {
+            self.remote.share(id, doing)
+        } else {
+            Claim::none()
+        }
     }
 
     /// What is here: misses are explained by what this machine compiled or took before.
@@ -161,7 +181,8 @@ mod tests {
     }
 
     fn joined(local: &Store, remote: &Store, max_bytes: u64) -> ReadThrough {
-        ReadThrough::new(Box::new(local.clone()), Box::new(remote.clone()), max_bytes)
+        let (local, remote) = (Box::new(local.clone()), Box::new(remote.clone()));
+        ReadThrough::new(local, remote, max_bytes, false)
     }
 
     fn files(dir: &Path) -> Vec<String> {
@@ -195,6 +216,23 @@ mod tests {
         fs::remove_dir_all(remote.dir()).unwrap();
         assert!(store.find(&key).unwrap().is_some());
         assert!(printed(&store).is_empty());
+    }
+
+    #[test]
+    fn what_is_compiled_here_goes_to_the_remote_store_if_that_was_asked_for() {
+        let (_dir, local, remote, _) = stores();
+        for (writes, phase) in [(false, "eval"), (true, "predict")] {
+            let (near, far) = (Box::new(local.clone()), Box::new(remote.clone()));
+            let store = ReadThrough::new(near, far, u64::MAX, writes);
+            let key = header(phase).key;
+            let claim = store.claim(&key.id(), "compiling");
+            assert_eq!(remote.lock_path(&key.id()).exists(), writes);
+            store.insert(header(phase), &PARTS).unwrap();
+            drop(claim);
+            assert!(local.find_id(&key.id()));
+            assert_eq!(remote.find_id(&key.id()), writes);
+            assert!(!remote.lock_path(&key.id()).exists());
+        }
     }
 
     #[test]

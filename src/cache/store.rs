@@ -14,10 +14,31 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use xtrain_checkpoint::atomic;
+use xtrain_checkpoint::lock::Lock;
 use xtrain_report::telemetry;
 
 const ENTRY: &str = "graph";
 const USES: &str = "uses";
+
+/// The right to compile a graph of a store that several hosts write, until it is dropped. One that is
+/// none of any host's is as good: then two may do the same work.
+pub struct Claim(Option<Box<dyn Send>>);
+
+impl Claim {
+    pub(crate) fn new(held: impl Send + 'static) -> Claim {
+        Claim(Some(Box::new(held)))
+    }
+
+    pub(crate) fn none() -> Claim {
+        Claim(None)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
 
 /// What keeps compiled graphs. [`Store`] is a directory; what reads from elsewhere is beside it.
 pub trait EntryStore: Send + Sync {
@@ -50,6 +71,17 @@ pub trait EntryStore: Send + Sync {
 
     /// Of the lock under which an entry is made.
     fn lock_path(&self, id: &str) -> PathBuf;
+
+    /// Waits until no other host compiles this graph for the same store; `doing` is what such a host
+    /// does. Processes of this host take turns by [`Self::lock_path`].
+    fn claim(&self, _id: &str, _doing: &str) -> Claim {
+        Claim::none()
+    }
+
+    /// The same where this store is the one that several hosts share.
+    fn share(&self, id: &str, doing: &str) -> Claim {
+        Lock::wait(&self.lock_path(id), doing).map_or_else(Claim::none, Claim::new)
+    }
 
     /// The module that this key's graph is lowered to, from whichever entry has it: of another
     /// device, of other options, or of a compile check. One that is damaged is passed over.
@@ -116,6 +148,14 @@ fn is_absent(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
     )
+}
+
+/// Whether a text is an entry's id.
+pub fn is_id(text: &str) -> bool {
+    text.len() == 32
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
 }
 
 /// Seconds since 1970, now.

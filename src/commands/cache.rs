@@ -3,6 +3,7 @@
 
 mod entries;
 mod list;
+mod share;
 mod show;
 mod upkeep;
 
@@ -22,7 +23,16 @@ pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
     let file = || flags.file.as_deref().ok_or_else(missing);
     let ids: Vec<&str> = flags.id.iter().map(String::as_str).collect();
     match (plan.verb, &ids[..]) {
-        (CacheVerb::Ls, _) => list::list(&store, *flags.json)?,
+        (CacheVerb::Ls, _) => match plan.remote() {
+            Some(remote) => share::list(&remote, *flags.json)?,
+            None => list::list(&store, *flags.json)?,
+        },
+        (CacheVerb::Push, _) => {
+            share::push(&store, &plan.remote().ok_or_else(missing)?, &flags.id)?
+        }
+        (CacheVerb::Pull, _) => {
+            share::pull(&store, &plan.remote().ok_or_else(missing)?, &flags.id)?
+        }
         (CacheVerb::Stats, _) => list::stats(&store, *flags.json)?,
         (CacheVerb::Path, _) => outln!("{}", store.dir().display()),
         (CacheVerb::Show, [id, ..]) => show::show(&store, id, flags)?,

@@ -6,13 +6,14 @@ use std::path::Path;
 use xtrain_checkpoint::hf::save_metrics;
 use xtrain_config::RunPlan;
 use xtrain_distributed::ProcessGroup;
+use xtrain_distributed::environment::sagemaker::Container;
 use xtrain_engine::device::create_output_dir;
 use xtrain_engine::push::Push;
 use xtrain_engine::{Run, failed};
 use xtrain_report::accounting;
-use xtrain_report::errln;
 use xtrain_report::telemetry::{self, TELEMETRY_FILE};
 use xtrain_report::terminal::folded;
+use xtrain_report::{errln, outln};
 use xtrain_tasks::Split;
 use xtrain_trainer::interrupt::Interrupt;
 
@@ -45,7 +46,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     };
     close_account(&dir, outcome, reports && result.is_ok());
     let Some(push) = push else {
-        return result;
+        return result.and_then(|outcome| hand_over(outcome, &dir));
     };
     let result = match result {
         Ok(Outcome::Done) => push.finish(&dir, pipeline_tag).map(|()| Outcome::Done),
@@ -55,7 +56,20 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
         }
     };
     close_account(&dir, outcome, false);
-    result
+    result.and_then(|outcome| hand_over(outcome, &dir))
+}
+
+/// In SageMaker's container, puts the finished model where the job's model is taken from.
+fn hand_over(outcome: Outcome, dir: &Path) -> Result<Outcome, Error> {
+    if outcome == Outcome::Done
+        && let Some(container) = Container::found()
+        && let Some(model) = container
+            .export(dir)
+            .map_err(failed("copying the model for SageMaker"))?
+    {
+        outln!("copied the model to {}", model.display());
+    }
+    Ok(outcome)
 }
 
 /// Prepares the run and does what its plan says; its devices are closed again.

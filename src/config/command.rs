@@ -50,6 +50,8 @@ pub enum CacheVerb {
     Prune,
     Export,
     Import,
+    Push,
+    Pull,
     Path,
     Stats,
 }
@@ -171,6 +173,8 @@ pub mod sets {
         CACHE_PRUNE = Cache(Prune),
         CACHE_EXPORT = Cache(Export),
         CACHE_IMPORT = Cache(Import),
+        CACHE_PUSH = Cache(Push),
+        CACHE_PULL = Cache(Pull),
         CACHE_STATS = Cache(Stats),
     }
 }
@@ -482,7 +486,7 @@ pub const COMMANDS: &[CommandInfo] = &[
         Cache(Ls),
         "cache ls",
         "List the compiled graphs that are stored",
-        "xtrain cache ls\n  xtrain cache ls --json",
+        "xtrain cache ls\n  xtrain cache ls --json\n  xtrain cache ls --cache_remote s3://bucket/xtrain",
     ),
     info(
         Cache(Show),
@@ -519,6 +523,18 @@ pub const COMMANDS: &[CommandInfo] = &[
         "cache import",
         "Take graphs from a tar file that `cache export` wrote, each checked",
         "xtrain cache import --file graphs.tar",
+    ),
+    info(
+        Cache(Push),
+        "cache push",
+        "Store graphs (all, or those named) in a store that others share",
+        "xtrain cache push --cache_remote s3://bucket/xtrain",
+    ),
+    info(
+        Cache(Pull),
+        "cache pull",
+        "Take graphs (all, or those named) from a store that others share, each checked",
+        "xtrain cache pull --cache_remote s3://bucket/xtrain",
     ),
     info(
         Cache(Path),

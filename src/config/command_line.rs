@@ -5,6 +5,7 @@
 
 use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
 use super::config_file;
+use super::container;
 use super::error::{Advice, Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::foreign::{self, Meaning};
@@ -113,7 +114,16 @@ fn start(words: &[String]) -> Result<Found, UsageError> {
             return Ok(Found::Text(help::version()));
         }
         let Some((word, inner)) = matches.subcommand() else {
-            return Err(incomplete(verb));
+            return match container::command(verb).filter(|_| words == [verb]) {
+                Some(command) => command.map(|command| {
+                    Found::Command(Start {
+                        command: command.info.id,
+                        words: command.words,
+                        notes: vec![command.note],
+                    })
+                }),
+                None => Err(incomplete(verb)),
+            };
         };
         // A verb after `--` is read as any other word.
         let is_read = matches!(inner.try_get_one::<bool>("help"), Ok(Some(_)));

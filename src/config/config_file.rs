@@ -3,38 +3,17 @@
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
-mod formats;
-
 use super::command::{CommandName, TaskName};
 use super::error::{Origin, UsageError};
+use super::file_format::{Entry, Scalar, decoded, read_json, read_toml, read_yaml};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
 use super::lookup::{self, bad_value};
-use formats::{read_json, read_toml, read_yaml};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use xtrain_checkpoint::files;
-
-/// One entry of a file, its format forgotten.
-struct Entry {
-    key: String,
-    line: usize,
-    value: Scalar,
-}
-
-/// A value as a file can write it.
-enum Scalar {
-    Null,
-    Bool(bool),
-    Number(String),
-    Text(String),
-    List(Vec<Scalar>),
-    /// What the file's format calls a table, with its values.
-    Table(&'static str, serde_json::Value),
-    /// A date: nothing that a setting can be.
-    Other(&'static str),
-}
+use xtrain_distributed::environment::sagemaker::Container;
 
 /// Adds the settings of the `--config` file, if one is named; what is wrong with it is added to the
 /// mistakes.
@@ -198,7 +177,48 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             "keys are flag names, as in `learning_rate = 5e-5`",
         )
     };
-    entries.map_err(|(line, message)| problem(path, Some(line), message, fix))
+    let mut entries = entries.map_err(|(line, message)| problem(path, Some(line), message, fix))?;
+    if is_hyperparameters(path) {
+        entries.retain(|entry| !is_reserved(&entry.key));
+        for entry in &mut entries {
+            entry.value = decoded(std::mem::replace(&mut entry.value, Scalar::Null));
+        }
+    }
+    Ok(entries)
+}
+
+/// The hyperparameter that names the task.
+pub const TASK: &str = "task";
+
+/// Whether this file holds the hyperparameters of the container that this process runs in.
+fn is_hyperparameters(path: &Path) -> bool {
+    Container::found().is_some_and(|container| container.hyperparameters() == path)
+}
+
+/// Hyperparameters that are no settings: the task, and those that SageMaker's tools add for
+/// themselves.
+fn is_reserved(key: &str) -> bool {
+    key == TASK || key == "_tuning_objective_metric" || key.starts_with("sagemaker_")
+}
+
+/// The text of one key of a JSON file, as a hyperparameter is written; `None` without that key.
+///
+/// # Errors
+/// The file cannot be read, or has something else there.
+pub fn text_of(path: &Path, key: &str) -> Result<Option<String>, UsageError> {
+    let wrong = |what: String| problem(path, None, what, "its values are strings");
+    let text = files::read_piped(path, files::SETTINGS).map_err(|e| wrong(e.to_string()))?;
+    let text = String::from_utf8_lossy(&text);
+    let entries = read_json(&text).map_err(|(line, message)| {
+        problem(path, Some(line), message, "SageMaker writes a JSON object")
+    })?;
+    match entries.into_iter().find(|entry| entry.key == key) {
+        None => Ok(None),
+        Some(entry) => match decoded(entry.value) {
+            Scalar::Text(text) => Ok(Some(text)),
+            other => Err(wrong(format!("`{key}` is {}", other.describe()))),
+        },
+    }
 }
 
 /// Reads the file and adds its settings to those that were typed, which win.
@@ -362,23 +382,8 @@ fn texts(
     Ok(Some(vec![text]))
 }
 
-impl Scalar {
-    fn describe(&self) -> String {
-        match self {
-            Scalar::Null => "null".into(),
-            Scalar::Bool(answer) => format!("`{answer}`"),
-            Scalar::Number(digits) => format!("`{digits}`"),
-            Scalar::Text(text) => format!("`{text}`"),
-            Scalar::List(_) => "a list".into(),
-            Scalar::Table(name, _) => format!("{name} (all keys stand at the top level)"),
-            Scalar::Other(what) => (*what).into(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::formats::json_key_lines;
     use super::*;
     use crate::command::TaskName;
     use crate::kind::Degree;
@@ -586,20 +591,6 @@ mod tests {
             read("a.json", "{\"seed\": 1,\n}")
                 .unwrap_err()
                 .starts_with("a.json:2: not valid JSON")
-        );
-    }
-
-    #[test]
-    fn nested_json_keys_are_not_taken_for_settings() {
-        let text =
-            "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
-        assert_eq!(
-            json_key_lines(text),
-            vec![
-                ("accelerator_config".into(), 2),
-                ("a \"b\"".into(), 3),
-                ("c".into(), 3)
-            ]
         );
     }
 }

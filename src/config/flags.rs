@@ -589,7 +589,8 @@ Logging {
     /// person; json, as log.jsonl; auto: line on a terminal, else trainer
     log_format: LogFormat = "auto", TRAIN;
     /// Experiment trackers that get every log record, besides log.jsonl: tensorboard, event files in
-    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; all: those that are set up
+    /// logging_dir; mlflow, the server at $MLFLOW_TRACKING_URI; kubeflow, the progress of a TrainJob;
+    /// all: those that are set up
     report_to: TrackerNames = "none", TRAIN;
     /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
     /// runs/TIME_HOST in output_dir
@@ -795,16 +796,21 @@ Cache {
     jobs: Option<Count<1>>, COMPILE, short 'j';
     /// Load compiled graphs from cache_dir and store new ones there
     compile_cache: bool = "true", COMPILING;
-    /// Another cache_dir to look for compiled graphs in, as a directory or a file:// URL; what is
-    /// found there is copied into cache_dir, and nothing is written there
-    cache_remote: Option<CachePath>, COMPILING;
+    /// Where else to look for compiled graphs: another cache_dir, or a folder of objects
+    /// (s3://BUCKET/PREFIX, gs://, https://); what is found there is copied into cache_dir
+    cache_remote: Option<StorePath>, COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL;
+    /// Store what is compiled here in cache_remote, too; hosts that do compile each graph once
+    cache_remote_write: bool = "false", READING | GENERATE | BENCH;
+    /// File with the key that signs the entries of cache_remote, readable only by its owner;
+    /// default: $XTRAIN_CACHE_KEY; with a key, only signed entries are loaded
+    cache_remote_key: Option<PathBuf>, READING | GENERATE | BENCH | CACHE_LS | CACHE_PUSH | CACHE_PULL;
     /// Cache size above which the least recently used graphs are evicted
     cache_max_size: Bytes = "10GiB", COMPILING;
     /// Fail instead of recompiling a graph that this run or an earlier one compiled in another
     /// version
     fail_on_recompile: bool = "false", READING | GENERATE | BENCH;
     /// Stored graphs, each by a unique prefix of its id
-    id: Words, CACHE_SHOW | CACHE_EXPLAIN | CACHE_EXPORT | CACHE_VERIFY;
+    id: Words, CACHE_SHOW | CACHE_EXPLAIN | CACHE_EXPORT | CACHE_VERIFY | CACHE_PUSH | CACHE_PULL;
     /// Print only the HLO module before compilation
     hlo: bool = "false", CACHE_SHOW;
     /// Print only the optimized HLO module

@@ -148,7 +148,7 @@ impl Kind for TrackerNames {
                 "use --report_to tensorboard, then `wandb sync --sync-tensorboard OUTPUT_DIR/runs/NAME`",
             )),
             "azure_ml" | "clearml" | "codecarbon" | "comet_ml" | "dagshub" | "dvclive"
-            | "flyte" | "neptune" | "swanlab" | "trackio" | "kubeflow" => Err(wrong(
+            | "flyte" | "neptune" | "swanlab" | "trackio" => Err(wrong(
                 format!("there is no client of {text} here"),
                 "use --report_to tensorboard or mlflow; records also go to log.jsonl in output_dir",
             )),

@@ -212,6 +212,8 @@ kinds! {
     /// The name of a data set on the Hub.
     struct DatasetName: String = Form::Word, "TEXT", "a text",
         |text| here(text, "give its name on the Hub, as ORGANIZATION/NAME, or its files with --train_file, which reads s3:// and https:// too").map(shown);
+    /// A place of compiled graphs; rules look at its scheme.
+    struct StorePath: PathBuf = Form::Word, "PATH", "a path", |text| Ok(remote::local(text.into()));
     /// A file of data; rules look at its scheme.
     struct DataPath: PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
     /// The output of a run.

@@ -18,9 +18,11 @@ mod choices;
 mod command;
 mod command_line;
 mod config_file;
+mod container;
 mod declare;
 mod derived;
 mod error;
+mod file_format;
 #[cfg(test)]
 mod fixture;
 mod flags;
@@ -142,7 +144,8 @@ pub fn from_args_among(
     let notes = flags.notes.iter().cloned();
     let notes = notes
         .chain(mesh::note(&flags))
-        .chain(flags.evaluation_note());
+        .chain(flags.evaluation_note())
+        .chain(flags.paging_note());
     Ok(Invocation::Run {
         notes: notes.collect(),
         command: resolve::resolve(&Arc::new(flags))?,

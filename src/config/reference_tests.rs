@@ -101,7 +101,7 @@ cosine_with_min_lr `min_lr` or `min_lr_rate`, `num_cycles`; cosine_warmup_with_m
 in the others. Muon orthogonalizes the matrices between hidden states; embeddings, heads and vectors are AdamW's.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT, 143 after
-SIGTERM and 129 after SIGHUP (unless it was ignored at the start, as `nohup` has it) when the run stopped at the end of a step and saved a
+SIGTERM, 138 after SIGUSR1 and 129 after SIGHUP (unless it was ignored at the start, as `nohup` has it) when the run stopped at the end of a step and saved a
 checkpoint, or before its first step, with nothing to save; 3 after a second signal, which ends a run at once, without saving.
 ";
 

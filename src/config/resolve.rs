@@ -21,7 +21,7 @@ use super::sweep;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use xtrain_cache::CacheSettings;
+use xtrain_cache::{CacheSettings, RemoteSettings};
 use xtrain_distributed::environment::Timeouts;
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
@@ -306,13 +306,22 @@ fn cache(flags: &Flags) -> CacheSettings {
     let dir = flags
         .compile_cache
         .then(|| sources::cache_dir(flags, "graphs"));
-    let remote = flags.cache_remote.as_ref();
     CacheSettings {
-        remote: remote.map(|dir| dir.join("graphs")),
+        remote: remote_cache(flags),
         max_bytes: *flags.cache_max_size,
         fail_on_recompile: *flags.fail_on_recompile,
         ..CacheSettings::kept_in(dir)
     }
+}
+
+/// The store of compiled graphs that others fill.
+fn remote_cache(flags: &Flags) -> Option<RemoteSettings> {
+    let place = flags.cache_remote.clone()?;
+    Some(RemoteSettings {
+        place,
+        writes: *flags.cache_remote_write,
+        key: flags.cache_remote_key.clone(),
+    })
 }
 
 /// The same for a command that has no flags for it.
@@ -324,6 +333,11 @@ impl CachePlan {
     /// The directory of the compiled graphs.
     pub fn dir(&self) -> PathBuf {
         sources::cache_dir(&self.flags, "graphs")
+    }
+
+    /// The store that it shares graphs with.
+    pub fn remote(&self) -> Option<RemoteSettings> {
+        remote_cache(&self.flags)
     }
 
     /// The device that loads its graphs.

@@ -17,8 +17,8 @@ use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
 use xtrain_tasks::answers::{AnswerSettings, Form};
 use xtrain_tasks::{
-    ClmDataSettings, ClsDataSettings, DpoDataSettings, KtoDataSettings, MlmDataSettings,
-    RewardDataSettings, SftDataSettings, TokenClsDataSettings,
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, PreferenceDataSettings, PreferenceLoss,
+    SftDataSettings, TokenClsDataSettings,
 };
 use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
@@ -91,18 +91,15 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             weighs_by_probability: *flags.loss_type == LossType::Dft,
             fits_data: fits_data(flags),
         }),
-        TaskName::Dpo => TaskPlan::Dpo(DpoDataSettings {
-            answers: answers(flags, Form::Pairs),
-            loss: preference::dpo(flags),
-        }),
-        TaskName::Reward => TaskPlan::Reward(RewardDataSettings {
-            answers: answers(flags, Form::Scored),
-            loss: preference::reward(flags),
-        }),
-        TaskName::Kto => TaskPlan::Kto(KtoDataSettings {
-            answers: answers(flags, preference::judged(flags)),
-            loss: preference::kto(flags),
-        }),
+        TaskName::Dpo => preferences(flags, Form::Pairs, preference::dpo(flags)),
+        TaskName::Reward => {
+            let loss = PreferenceLoss::Reward(preference::reward(flags));
+            preferences(flags, Form::Scored, loss)
+        }
+        TaskName::Kto => {
+            let loss = PreferenceLoss::Kto(preference::kto(flags));
+            preferences(flags, preference::judged(flags), loss)
+        }
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
             max_seq_length: *flags.max_seq_length,
@@ -122,6 +119,11 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             entity_level_metrics: *flags.return_entity_level_metrics,
         }),
     }
+}
+
+fn preferences(flags: &Flags, form: Form, loss: PreferenceLoss) -> TaskPlan {
+    let answers = answers(flags, form);
+    TaskPlan::Preferences(PreferenceDataSettings { answers, loss })
 }
 
 fn answers(flags: &Flags, form: Form) -> AnswerSettings {

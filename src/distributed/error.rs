@@ -20,6 +20,15 @@ pub enum Error {
         missing: &'static str,
         source_name: &'static str,
     },
+    #[error(
+        "XTRAIN_RDZV_SECRET is not set, and the processes of {engine} share no home directory to keep a secret in; {how}"
+    )]
+    NoSecret {
+        engine: &'static str,
+        how: &'static str,
+    },
+    #[error("{}: {problem}", .path.display())]
+    Engine { path: PathBuf, problem: String },
     #[error("cannot listen at {endpoint}: {source}{}", if .source.kind() == std::io::ErrorKind::AddrInUse {
         "; another job may run there: name another port"
     } else if .source.kind() == std::io::ErrorKind::AddrNotAvailable {

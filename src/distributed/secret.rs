@@ -31,9 +31,14 @@ impl Secret {
         Secret(hex(&rand::random::<[u8; 32]>()).into_bytes())
     }
 
-    /// From the variable, if it is set.
+    /// From [`VARIABLE`], if it is set.
     pub fn from_environment() -> Result<Option<Self>> {
-        let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
+        Secret::from_variable(VARIABLE)
+    }
+
+    /// From this variable, if it is set.
+    pub fn from_variable(variable: &str) -> Result<Option<Self>> {
+        let Some(value) = std::env::var_os(variable).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
         let text = value.to_string_lossy().trim().to_string();
@@ -42,7 +47,7 @@ impl Secret {
         } else {
             // The value itself is not for logs.
             Err(Error::Environment {
-                variable: VARIABLE.into(),
+                variable: variable.into(),
                 value: "...".into(),
                 problem: format!("a secret has at least {LEAST} characters"),
             })

@@ -15,7 +15,7 @@ use xtrain_trainer::interrupt::QUIT;
 pub enum Outcome {
     /// All the work was done.
     Done,
-    /// Stopped by SIGINT, SIGTERM or SIGHUP at the end of a step, with a checkpoint saved.
+    /// Stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP at the end of a step, with a checkpoint saved.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -26,7 +26,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for
-    /// SIGTERM, 129 for SIGHUP, or [`QUIT`].
+    /// SIGTERM, 138 for SIGUSR1, 129 for SIGHUP, or [`QUIT`].
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Done => 0,

@@ -5,11 +5,16 @@ use xtrain_config::RunPlan;
 use xtrain_models::Model;
 use xtrain_report::trackers::{Destination, RunDescription, TrackerKind, Trackers};
 
-/// Begins them for a run that starts at `step`.
+/// Begins them for a run of `total_steps` that starts at `step`.
 ///
 /// # Errors
 /// One cannot be reached or written: the user can fix that before the first step.
-pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers, Error> {
+pub fn trackers(
+    plan: &RunPlan,
+    model: &dyn Model,
+    step: u64,
+    total_steps: u64,
+) -> Result<Trackers, Error> {
     let settings = plan.settings.iter();
     let run = RunDescription {
         settings: settings
@@ -17,6 +22,7 @@ pub fn trackers(plan: &RunPlan, model: &dyn Model, step: u64) -> Result<Trackers
             .collect(),
         model: model.config().values().clone(),
         step,
+        total_steps,
     };
     let to = Destination {
         output_dir: &plan.train.output_dir,

@@ -2,7 +2,7 @@
 //! possible.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use std::io::{Write, stderr, stdout};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -14,11 +14,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A pipe that is ready takes this much without blocking.
 const PIPE_BUF: usize = 4096;
 
-/// The signals that ask a run to save and end: SIGINT, SIGTERM and SIGHUP, but for one that is ignored
-/// (`nohup` ignores SIGHUP, and its command is to survive the terminal). Ask before handlers are
-/// installed.
+/// The signals that ask a run to save and end: SIGINT, SIGTERM, SIGUSR1 (SLURM's `--signal=USR1@120`) and
+/// SIGHUP, but for one that is ignored (`nohup` ignores SIGHUP, and its command is to survive the
+/// terminal). Ask before handlers are installed.
 pub fn ending_signals() -> Vec<i32> {
-    let mut signals = vec![SIGINT, SIGTERM];
+    let mut signals = vec![SIGINT, SIGTERM, SIGUSR1];
     if !is_ignored(SIGHUP) {
         signals.push(SIGHUP);
     }
@@ -28,7 +28,7 @@ pub fn ending_signals() -> Vec<i32> {
 /// Whether a process with this exit code has ended for one of these signals, and for which.
 pub fn signal_of_exit_code(code: i32) -> Option<i32> {
     let signal = code - 128;
-    [SIGHUP, SIGINT, SIGTERM]
+    [SIGHUP, SIGINT, SIGTERM, SIGUSR1]
         .contains(&signal)
         .then_some(signal)
 }
@@ -86,6 +86,7 @@ mod tests {
     fn exit_codes_name_their_signals() {
         assert_eq!(signal_of_exit_code(129), Some(SIGHUP));
         assert_eq!(signal_of_exit_code(143), Some(SIGTERM));
+        assert_eq!(signal_of_exit_code(138), Some(SIGUSR1));
         for code in [0, 1, 3, 128, 137] {
             assert_eq!(signal_of_exit_code(code), None, "{code}");
         }

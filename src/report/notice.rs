@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 /// Seconds until the first word; 0: never.
 pub const VARIABLE: &str = "XTRAIN_COMPILE_NOTICE";
 const FIRST: Duration = Duration::from_secs(30);
-const RAREST: Duration = Duration::from_secs(5 * 60);
+/// Engines that watch a job's log take one that is silent for minutes as hung.
+const RAREST: Duration = Duration::from_secs(60);
 /// Between two looks at whether a bar can show it.
 const GLANCE: Duration = Duration::from_millis(500);
 

@@ -13,15 +13,13 @@ pub mod answers;
 pub mod clm;
 pub mod cls;
 mod columns;
-pub mod dpo;
 mod estimates;
 mod glue;
-pub mod kto;
 mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
-pub mod reward;
+pub mod preferences;
 pub mod sft;
 pub mod token_cls;
 
@@ -43,11 +41,9 @@ use xtrain_trainer::evaluate::Metrics;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
-pub use dpo::DpoDataSettings;
 pub use glue::Glue;
-pub use kto::KtoDataSettings;
 pub use mlm::MlmDataSettings;
-pub use reward::RewardDataSettings;
+pub use preferences::{PreferenceDataSettings, PreferenceLoss};
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
@@ -58,12 +54,8 @@ pub enum TaskPlan {
     Clm(ClmDataSettings),
     /// Supervised fine-tuning.
     Sft(SftDataSettings),
-    /// Preference optimization on pairs.
-    Dpo(DpoDataSettings),
-    /// Reward modelling.
-    Reward(RewardDataSettings),
-    /// Learning from good and bad answers.
-    Kto(KtoDataSettings),
+    /// Preferences: pairs of answers, reward models, good and bad answers.
+    Preferences(PreferenceDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -79,9 +71,7 @@ impl Deref for TaskPlan {
         match self {
             TaskPlan::Clm(task) => task,
             TaskPlan::Sft(task) => task,
-            TaskPlan::Dpo(task) => task,
-            TaskPlan::Reward(task) => task,
-            TaskPlan::Kto(task) => task,
+            TaskPlan::Preferences(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP: before the first step they end the run, which has nothing to save. After it
+//! SIGINT, SIGTERM, SIGUSR1 and SIGHUP: before the first step they end the run, which has nothing to save. After it
 //! the first one asks for a clean end after the current step, and a second one quits at once.
 
 use std::sync::Arc;

@@ -414,6 +414,7 @@ mod tests {
             settings: BTreeMap::new(),
             model: Map::new(),
             step: 0,
+            total_steps: STEPS,
         };
         let bar = Bar::new("training", STEPS, Style::Silent);
         let mut log = RunLog::open(dir.path(), Vec::new(), 0, bar).unwrap();

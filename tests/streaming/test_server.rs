@@ -90,6 +90,23 @@ impl TestStore {
             .insert(path.to_string(), fault);
     }
 
+    /// The names of the objects.
+    pub fn names(&self) -> Vec<String> {
+        self.shared
+            .state
+            .lock()
+            .unwrap()
+            .objects
+            .keys()
+            .cloned()
+            .collect()
+    }
+
+    /// An object.
+    pub fn bytes(&self, path: &str) -> Vec<u8> {
+        self.shared.state.lock().unwrap().objects[path].clone()
+    }
+
     /// Requests so far, as `GET PATH RANGE`.
     pub fn requests(&self) -> Vec<String> {
         self.shared.state.lock().unwrap().requests.clone()
@@ -114,6 +131,11 @@ impl Drop for TestStore {
 struct Request {
     method: String,
     path: String,
+    /// What follows the path.
+    query: String,
+    body: Vec<u8>,
+    /// Nothing may be replaced.
+    creates: bool,
     /// First and last byte.
     range: Option<(usize, usize)>,
     if_match: Option<String>,
@@ -121,18 +143,25 @@ struct Request {
 }
 
 fn read_request(stream: &TcpStream) -> Option<Request> {
-    let mut lines = BufReader::new(stream.take(1 << 16)).lines();
+    let mut reader = BufReader::new(stream);
+    let mut lines = reader.by_ref().take(1 << 16).lines();
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ');
     let (method, path) = (words.next()?.to_string(), words.next()?.to_string());
+    let (path, query) = path.split_once('?').unwrap_or((&path, ""));
+    let mut length = 0;
     let mut request = Request {
         method,
-        path,
+        path: path.to_string(),
+        query: query.to_string(),
+        body: Vec::new(),
+        creates: false,
         range: None,
         if_match: None,
         signed: false,
     };
     for line in lines
+        .by_ref()
         .map_while(Result::ok)
         .take_while(|line| !line.is_empty())
     {
@@ -145,12 +174,74 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
                 let (start, end) = value.strip_prefix("bytes=")?.split_once('-')?;
                 request.range = Some((start.parse().ok()?, end.parse().unwrap_or(usize::MAX)));
             }
+            "content-length" => length = value.parse().ok()?,
+            "if-none-match" => request.creates = value == "*",
             "if-match" => request.if_match = Some(value.to_string()),
             "authorization" => request.signed = value.starts_with("AWS4-HMAC-SHA256 "),
             _ => {}
         }
     }
+    drop(lines);
+    request.body.resize(length, 0);
+    reader.read_exact(&mut request.body).ok()?;
     Some(request)
+}
+
+/// What changes with the bytes.
+fn sum(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// Writes, removes or lists objects.
+fn change(stream: &mut TcpStream, state: &mut State, request: Request) -> std::io::Result<()> {
+    let (mut status, mut body) = ("200 OK", String::new());
+    match request.method.as_str() {
+        "PUT" if request.creates && state.objects.contains_key(&request.path) => {
+            status = "412 Precondition Failed";
+        }
+        // S3's request for many.
+        "POST" => {
+            let text = String::from_utf8_lossy(&request.body).into_owned();
+            let bucket = request.path.trim_end_matches('/');
+            for key in text.split("<Key>").skip(1) {
+                let key = key.split("</Key>").next().unwrap_or_default();
+                state.objects.remove(&format!("{bucket}/{key}"));
+            }
+            body = "<DeleteResult></DeleteResult>".into();
+        }
+        "PUT" => drop(state.objects.insert(request.path, request.body)),
+        "DELETE" => {
+            state.objects.remove(&request.path);
+            status = "204 No Content";
+        }
+        _ => {
+            let prefix = request
+                .query
+                .split('&')
+                .find_map(|pair| pair.strip_prefix("prefix="));
+            let prefix = prefix.unwrap_or_default().replace("%2F", "/");
+            let bucket = format!("{}/", request.path.trim_end_matches('/'));
+            let keys = state.objects.iter().filter_map(|(path, bytes)| {
+                let key = path.strip_prefix(&bucket)?;
+                key.starts_with(&prefix).then(|| {
+                    format!(
+                        "<Contents><Key>{key}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><ETag>&quot;x&quot;</ETag><Size>{}</Size></Contents>",
+                        bytes.len()
+                    )
+                })
+            });
+            let keys: String = keys.collect();
+            body = format!(
+                "<ListBucketResult><IsTruncated>false</IsTruncated>{keys}</ListBucketResult>"
+            );
+        }
+    }
+    let head = format!(
+        "HTTP/1.1 {status}\r\nConnection: close\r\nETag: \"x\"\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())
 }
 
 fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
@@ -164,6 +255,10 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     state
         .requests
         .push(format!("{} {} {range}", request.method, request.path));
+    if request.method != "GET" && request.method != "HEAD" || request.query.contains("list-type=2")
+    {
+        return change(&mut stream, &mut state, request);
+    }
     let mut status_only = |status: &str| {
         stream.write_all(
             format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
@@ -174,7 +269,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
         return status_only("404 Not Found");
     };
     let (mut half, mut ranges) = (false, true);
-    let mut tag = format!("\"{:x}-{}\"", bytes.len(), request.path.len());
+    let mut tag = format!("\"{:x}-{:x}\"", bytes.len(), sum(&bytes));
     match state.faults.get_mut(&request.path) {
         Some(Fault::BreaksOff(times)) if *times > 0 && request.method == "GET" => {
             (*times, half) = (*times - 1, true)

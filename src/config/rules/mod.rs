@@ -87,6 +87,11 @@ rules! {
         if flags.cache_remote.is_given() && !*flags.compile_cache =>
         "--cache_remote copies into the cache, and --compile_cache is false",
         "leave one of them out";
+    remote_cache_is_a_place for COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL in output;
+    remote_cache_is_named for READING | GENERATE | BENCH
+        if !flags.cache_remote.is_given() && (*flags.cache_remote_write || flags.cache_remote_key.is_given()) =>
+        "--cache_remote_write and --cache_remote_key need --cache_remote",
+        "add --cache_remote with a directory or a URL, or leave them out";
     examples_of_a_step_have_a_bound for TRAIN in processes;
     sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
     launch_leaves_device_to_the_command for LAUNCH
@@ -101,7 +106,7 @@ rules! {
     launch_runs_train_or_eval for LAUNCH in processes;
     losses_go_together for DPO in preference;
     evaluation_has_its_reference for EVAL_REFERENCED in preference;
-    kl_is_estimated_on_one_replica for KTO in preference;
+    kl_is_estimated_within_a_batch for KTO in preference;
     answers_are_not_streamed for PREFERENCES
         if *flags.streaming =>
         "--streaming: answers are tokenized before training, and the reference's log-probabilities computed once",
@@ -334,6 +339,10 @@ rules! {
             && !flags.only_device.is_given() && !*flags.stale_compiler =>
         "cache prune: no criteria given",
         "add --older_than DAYS, --max_size SIZE, --only_device NAME or --stale_compiler";
+    sharing_needs_a_store for CACHE_PUSH | CACHE_PULL
+        if !flags.cache_remote.is_given() =>
+        "no store to share graphs with",
+        "add --cache_remote with a directory, s3://BUCKET/PREFIX, gs:// or https://";
     archive_needs_a_file for CACHE_EXPORT | CACHE_IMPORT
         if !flags.file.is_given() =>
         "no tar file given",

@@ -12,6 +12,7 @@ use crate::from_hub;
 use crate::sources::{CACHE_VARIABLE, LOGGING_VARIABLE};
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
+use xtrain_cache::KEY_VARIABLE;
 use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use xtrain_checkpoint::lock::RUN_LOCK;
 use xtrain_checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
@@ -19,6 +20,7 @@ use xtrain_data::remote;
 use xtrain_data::tokenizer::TOKENIZER_FILES;
 use xtrain_distributed::RankInfo;
 use xtrain_hub as hub;
+use xtrain_objects::SCHEMES;
 use xtrain_report::records::LOG_FILE;
 use xtrain_report::runs::checkpoints::{checkpoint_step, newest_checkpoint};
 use xtrain_report::trackers::TENSORBOARD;
@@ -62,6 +64,39 @@ pub fn directories_of_the_environment_are_here(flags: &Flags) -> Verdict {
         }
     }
     Ok(())
+}
+
+/// A shared store is a directory of this machine or a folder of objects. What comes without TLS could be
+/// anybody's native code.
+pub fn remote_cache_is_a_place(flags: &Flags) -> Verdict {
+    let Some(place) = &*flags.cache_remote else {
+        return Ok(());
+    };
+    let shown = place.display();
+    match remote::scheme(place) {
+        None => Ok(()),
+        Some("http")
+            if !flags.cache_remote_key.is_given() && std::env::var_os(KEY_VARIABLE).is_none() =>
+        {
+            refuse(
+                format!("--cache_remote: {shown} comes without TLS, and entries are native code"),
+                "use https://, or sign the entries: --cache_remote_key FILE",
+            )
+        }
+        Some(scheme)
+            if SCHEMES.contains(&scheme)
+                && place.starts_with(format!("{scheme}:"))
+                && shown.to_string().contains("://") =>
+        {
+            Ok(())
+        }
+        Some(scheme) => refuse(
+            format!(
+                "--cache_remote: {shown} is not on this machine, and {scheme}:// is not supported here"
+            ),
+            "give a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://HOST/PATH",
+        ),
+    }
 }
 
 pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {

@@ -160,6 +160,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "--cache_remote copies into the cache",
     ),
     (
+        "remote_cache_is_a_place",
+        "CLM --cache_remote http://host/x",
+        "comes without TLS, and entries are native code",
+    ),
+    (
+        "remote_cache_is_named",
+        "CLM --cache_remote_write",
+        "--cache_remote_write and --cache_remote_key need --cache_remote",
+    ),
+    (
+        "sharing_needs_a_store",
+        "cache push",
+        "no store to share graphs with",
+    ),
+    (
         "examples_of_a_step_have_a_bound",
         "CLM --per_device_train_batch_size 100000 --gradient_accumulation_steps 100000",
         "more than 2147483647 examples",
@@ -735,9 +750,9 @@ const CASES: &[(&str, &str, &str)] = &[
         "rewards compare the model with its reference",
     ),
     (
-        "kl_is_estimated_on_one_replica",
-        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --data_parallel 2",
-        "--data_parallel divides batches",
+        "kl_is_estimated_within_a_batch",
+        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --per_device_train_batch_size auto",
+        "compares the answers of a batch of training",
     ),
     (
         "answers_are_not_streamed",

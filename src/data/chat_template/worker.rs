@@ -68,7 +68,7 @@ struct Setup {
 /// Answers requests until there are no more.
 fn serve() -> io::Result<()> {
     // Who started the process decides when it ends.
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP] {
         // SAFETY: ignoring a signal has no precondition.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

@@ -419,6 +419,7 @@ mod tests {
             settings: BTreeMap::new(),
             model,
             step: 0,
+            total_steps: 3,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Experiment trackers (`--report_to`): each gets a description of the run, then every record.
 
 pub mod event;
+mod kubeflow;
 mod mlflow;
 mod tensorboard;
 mod tracker;
@@ -14,7 +15,7 @@ use super::records::Record;
 use std::io;
 
 /// Every kind, in the order of messages.
-pub static KINDS: &[&TrackerKind] = &[&tensorboard::KIND, &mlflow::KIND];
+pub static KINDS: &[&TrackerKind] = &[&tensorboard::KIND, &mlflow::KIND, &kubeflow::KIND];
 
 /// The trackers of a run. Trouble with one is warned of once and costs that one, never the run.
 #[derive(Default)]

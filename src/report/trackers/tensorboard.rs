@@ -194,6 +194,7 @@ mod tests {
             settings: BTreeMap::from([("learning_rate".to_string(), "5e-5".to_string())]),
             model: Default::default(),
             step,
+            total_steps: 8,
         }
     }
 

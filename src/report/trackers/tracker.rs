@@ -14,6 +14,8 @@ pub struct RunDescription {
     pub model: Map<String, Value>,
     /// The step that the run starts from; 0 for a new one.
     pub step: u64,
+    /// The step that it ends with, if nothing ends it earlier.
+    pub total_steps: u64,
 }
 
 impl RunDescription {
