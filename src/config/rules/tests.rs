@@ -785,7 +785,11 @@ const CASES: &[(&str, &str, &str)] = &[
 
 fn flags(fixture: &Fixture, line: &str) -> Flags {
     match parse(fixture.words(line)).unwrap() {
-        Parsed::Flags(flags) => config_file::read(*flags),
+        Parsed::Flags(flags) => {
+            let mut flags = config_file::read(*flags);
+            crate::train_files::apply(&mut flags);
+            flags
+        }
         Parsed::Text(text) => panic!("{line} prints {text}"),
     }
 }
