@@ -1,7 +1,8 @@
 //! What the processes of one run have to have alike, with the real program: each is started for itself,
 //! as torchrun or srun would do.
 
-use crate::processes::{Launched, bench, free_port, start};
+use crate::processes::{Launched, bench, start};
+use crate::rendezvous::free_port;
 use crate::support::Run;
 use std::fs;
 use std::time::Duration;

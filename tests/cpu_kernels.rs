@@ -105,14 +105,14 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
             })
             .collect()
     };
-    let trained = calls("train", "\"xtrain.matmul.3\"");
+    let trained = calls("train", "\"xtrain.matmul\"");
     assert!(
         trained.contains(&0) && trained.iter().any(|&calls| calls > 0),
         "{trained:?}"
     );
     for (phase, call) in [
-        ("eval", "\"xtrain.matmul.3\""),
-        ("prefill", "\"xtrain.gelu.1\""),
+        ("eval", "\"xtrain.matmul\""),
+        ("prefill", "\"xtrain.gelu\""),
     ] {
         let calls = calls(phase, call);
         assert!(
@@ -181,7 +181,7 @@ fn a_profile_names_the_parts_of_a_step() {
     }
     let attention = matches!(Library::open().unwrap().cpu_target().unwrap(), Target::Cpu(kernels)
         if kernels.f32.and_then(CpuKernel::of_attention).is_some());
-    let by_call = time(&|_, kind| kind == "xtrain.attention.3");
+    let by_call = time(&|_, kind| kind == "xtrain.attention");
     assert_eq!(by_call > 0.0, attention, "{parts:?}");
     let eager = bench("--attn_implementation eager --profile");
     assert!(!eager["profile"].to_string().contains("xtrain.attention"));
@@ -209,7 +209,7 @@ fn common_updates_have_loops_of_their_own() {
     let calls: BTreeSet<(usize, String)> = shown
         .stdout
         .lines()
-        .filter(|line| line.contains("\"xtrain.one_pass.1\""))
+        .filter(|line| line.contains("\"xtrain.one_pass\""))
         .map(known_pass)
         .collect();
     let names = ["SumOfSquares", "AdamW", "AdamWWithDecay"];

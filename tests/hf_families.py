@@ -193,8 +193,9 @@ def loads(cls, folder):
     return model.eval()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def over_families(description, versions, check):
+    """Prints what `check(args, family, scratch)` finds of each family that the arguments name, in lines."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--xtrain", default=str(HERE.parent / "target/release/xtrain"), help="the program")
     parser.add_argument("--families", default="", help="model types, all if not given")
     parser.add_argument("--seed", type=int, default=0)
@@ -202,7 +203,7 @@ def main():
     torch.set_num_threads(1)
     hf.utils.logging.set_verbosity_error()
     hf.utils.logging.disable_progress_bar()
-    print(f"torch {torch.__version__}, transformers {hf.__version__}")
+    print(f"torch {torch.__version__}, transformers {hf.__version__}{versions}")
     failed = []
     for family in drawn.FAMILIES:
         if args.families and family.__name__ not in args.families.split(","):
@@ -210,14 +211,21 @@ def main():
         with tempfile.TemporaryDirectory() as scratch:
             os.environ["XTRAIN_CACHE_DIR"] = str(pathlib.Path(scratch) / "cache")
             try:
-                figures = check(args, family, pathlib.Path(scratch))
-                text = ", ".join(f"{form} {difference:.0e}" for form, difference in figures)
-                print(f"ok    {family.__name__}: {text}", flush=True)
+                for line in check(args, family, pathlib.Path(scratch)):
+                    print(f"ok    {family.__name__}{line}", flush=True)
             except Failed as error:
                 failed.append(family.__name__)
                 print(f"FAIL  {family.__name__}: {error}", flush=True)
     if failed:
         sys.exit(f"error: {', '.join(failed)} differ")
+
+
+def main():
+    def line(args, family, scratch):
+        figures = check(args, family, scratch)
+        return [": " + ", ".join(f"{form} {difference:.0e}" for form, difference in figures)]
+
+    over_families(__doc__, "", line)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ use crate::parallel::{assert_close, weights};
 use crate::tasks::{Bench, numbers};
 use std::collections::BTreeMap;
 use xtrain::trainer::settings::OptimizerSettings;
-use xtrain_graphs::optim::{ADAFACTOR, ADAMW, MUON, OPTIMIZERS, OptimizerKind, RMSPROP};
+use xtrain_graphs::DType;
+use xtrain_graphs::optim::{
+    ADAFACTOR, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, OptimizerKind, RMSPROP,
+};
 use xtrain_models::{HeadKind, build, preset};
 
 const RATE: &str = "--learning_rate 1e-4";
 
-/// One of each sort: by rows and columns, by whole matrices, element by element with arguments.
-const FIRST: [OptimizerKind; 3] = [ADAFACTOR, MUON, RMSPROP];
+/// One of each sort: by rows and columns, by whole matrices, element by element with arguments, in blocks.
+const FIRST: [OptimizerKind; 4] = [ADAFACTOR, MUON, RMSPROP, ADAMW_8BIT];
 
 /// Name, rows of a microbatch on one device, flags: a step has eight rows on each.
 static MESHES: [(&str, usize, &str); 7] = [
@@ -52,12 +55,21 @@ fn meshes(kind: OptimizerKind) -> &'static [(&'static str, usize, &'static str)]
     }
 }
 
+/// The model's width: matrices of a layer are in 8 bits from 4096 numbers on. On a tensor axis of two some keep
+/// their blocks whole, and some do not.
+fn width(kind: OptimizerKind) -> usize {
+    match kind.name.contains("8bit") {
+        true => 64,
+        false => 32,
+    }
+}
+
 fn train(bench: &Bench, kind: OptimizerKind, dir: &str, rows: usize, flags: &str) {
-    let (optim, arguments) = (kind.choices[0], arguments(kind));
+    let (optim, arguments, width) = (kind.choices[0], arguments(kind), width(kind));
     bench
         .run(&format!(
             "train clm --model_type gpt2 --config_overrides \
-             n_layer=2,n_head=2,n_embd=32,n_positions=32,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0 \
+             n_layer=2,n_head=2,n_embd={width},n_positions=32,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0 \
              --train_file articles.txt --tokenizer_name byte_bpe --block_size 32 --do_train --disable_tqdm \
              --optim {optim} {arguments} --weight_decay 0.1 --per_device_train_batch_size {rows} \
              --logging_steps 1 --output_dir {dir} {flags}"
@@ -184,17 +196,14 @@ fn count_state(is_one: impl Fn(&OptimizerKind) -> bool) {
     // That of the tokenizer `byte_bpe`.
     let vocabulary = 1000;
     let mut config = preset("gpt2").unwrap();
-    let sizes = [
-        ("n_layer", 1),
-        ("n_head", 2),
-        ("n_embd", 32),
-        ("n_positions", 32),
-    ];
+    let sizes = [("n_layer", 1), ("n_head", 2), ("n_positions", 32)];
     for (name, size) in sizes.into_iter().chain([("vocab_size", vocabulary)]) {
         config.set(name, size);
     }
-    let model = build(config, HeadKind::CausalLm).unwrap();
     for kind in OPTIMIZERS.iter().filter(|kind| is_one(kind)) {
+        let width = width(*kind);
+        config.set("n_embd", width);
+        let model = build(config.clone(), HeadKind::CausalLm).unwrap();
         let optimizer = OptimizerSettings::constant(*kind, 1e-3).build();
         let elements = |dims: &[usize]| dims.iter().product::<usize>();
         let (mut weights, mut moments) = (0, 0);
@@ -203,11 +212,11 @@ fn count_state(is_one: impl Fn(&OptimizerKind) -> bool) {
             weights += 4 * elements(&parameter.dims);
             moments += state
                 .iter()
-                .map(|own| 4 * elements(&own.dims))
+                .map(|own| own.dtype.unwrap_or(DType::F32).size() * elements(&own.dims))
                 .sum::<usize>();
         }
         let run = bench.run(&format!(
-            "fit clm --model_type gpt2 --config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=32 \
+            "fit clm --model_type gpt2 --config_overrides n_layer=1,n_head=2,n_embd={width},n_positions=32 \
              --train_file articles.txt --tokenizer_name byte_bpe --block_size 32 --optim {} \
              --memory 64MB --json --output_dir {kind:?}-fit",
             kind.choices[0]

@@ -479,7 +479,7 @@ fn logits_are_computed_where_labels_are() {
 }
 
 /// Conversations of a few words, long prompts before short answers.
-fn chats(rows: usize) -> String {
+pub(crate) fn chats(rows: usize) -> String {
     let row = |i: usize| {
         let words = |from: usize, count: usize| {
             let word =
@@ -503,7 +503,7 @@ const LLAMA: &str = "train sft --model_type llama --config_overrides hidden_size
     --tokenizer_name byte_bpe --train_file chats.jsonl --assistant_only_loss --max_length 64 --learning_rate 1e-3 \
     --adam_epsilon 1e-4 --logging_steps 1 --disable_tqdm";
 
-fn bench() -> Bench {
+pub(crate) fn bench() -> Bench {
     let bench = Bench::new();
     std::fs::write(bench.path("chats.jsonl"), chats(120)).unwrap();
     let config = json!({"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE});

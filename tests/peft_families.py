@@ -7,13 +7,10 @@ which xtrain evaluates and merges. Losses of the same rows and logits agree with
 Needs torch, transformers and peft; tests/run_hf_roundtrip.sh --peft finds or makes an environment that has them.
 """
 
-import argparse
 import json
 import math
-import os
 import pathlib
 import sys
-import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -107,29 +104,10 @@ def check(args, family, scratch):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--xtrain", default=str(HERE.parent / "target/release/xtrain"), help="the program")
-    parser.add_argument("--families", default="", help="model types, all if not given")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    hf.utils.logging.set_verbosity_error()
-    hf.utils.logging.disable_progress_bar()
-    print(f"torch {torch.__version__}, transformers {hf.__version__}, peft {peft.__version__}")
-    failed = []
-    for family in drawn.FAMILIES:
-        if args.families and family.__name__ not in args.families.split(","):
-            continue
-        with tempfile.TemporaryDirectory() as scratch:
-            os.environ["XTRAIN_CACHE_DIR"] = str(pathlib.Path(scratch) / "cache")
-            try:
-                for what, figure in check(args, family, pathlib.Path(scratch)):
-                    print(f"ok    {family.__name__}, {what}: {figure}", flush=True)
-            except Failed as error:
-                failed.append(family.__name__)
-                print(f"FAIL  {family.__name__}: {error}", flush=True)
-    if failed:
-        sys.exit(f"error: {', '.join(failed)} differ")
+    def lines(args, family, scratch):
+        return [f", {what}: {figure}" for what, figure in check(args, family, scratch)]
+
+    families.over_families(__doc__, f", peft {peft.__version__}", lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //! right.
 
 use crate::support::Run;
-use crate::tasks::{Bench, GPTJ};
+use crate::tasks::{Bench, GPTJ, numbers};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -253,6 +253,52 @@ fn other_objectives_train() {
     let results = bench.json("kto/all_results.json");
     assert!(number(&results, "eval_rewards/margins") > 0.1, "{results}");
     assert!(number(&results, "eval_kl") >= 0.0, "{results}");
+    kl_is_of_all_replicas(&bench);
+}
+
+/// Two replicas estimate the KL divergence together. Each compares answers within its own batch, so these are two that take
+/// turns: within any batch an answer is compared with the other one.
+fn kl_is_of_all_replicas(bench: &Bench) {
+    let row = |i: usize| {
+        let answer = [" It is red.", " It is not blue."][i % 2];
+        let prompt = format!("What is thing {}?", i * 37 % 101);
+        json!({"prompt": prompt, "completion": answer, "label": i % 2 == 0}).to_string() + "\n"
+    };
+    let rows: String = (0..48).map(row).collect();
+    fs::write(bench.path("turns.jsonl"), rows).unwrap();
+    let mut measured = Vec::new();
+    for (dir, flags) in [
+        ("kto-one", "--per_device_train_batch_size 8"),
+        (
+            "kto-two",
+            "--per_device_train_batch_size 4 --data_parallel 2",
+        ),
+        (
+            "kto-shards",
+            "--per_device_train_batch_size 4 --shard_parallel 2",
+        ),
+    ] {
+        let run = bench.run(&format!(
+            "train kto {DATA} --model_name_or_path sft --train_file turns.jsonl --do_train --max_steps 6 --logging_steps 1 \
+             --learning_rate 5e-3 --save_strategy no --output_dir {dir} {flags}"
+        ));
+        run.succeeded();
+        let of = |key: &str| numbers(&bench.records(dir), key);
+        measured.push([of("loss"), of("kl"), of("grad_norm")]);
+    }
+    let one = &measured[0];
+    assert!(one[1].iter().any(|kl| *kl > 1e-3), "{one:?}");
+    for other in &measured[1..] {
+        for (one, other) in one.iter().zip(other) {
+            assert_eq!((one.len(), other.len()), (6, 6));
+            for (a, b) in one.iter().zip(other) {
+                assert!(
+                    (a - b).abs() <= 1e-4 * a.abs().max(1.0),
+                    "{one:?} {other:?}"
+                );
+            }
+        }
+    }
 }
 
 /// What has no meaning is refused, all of it at once.
@@ -276,11 +322,11 @@ fn losses_that_contradict_each_other_are_refused() {
         assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
     }
     let kto = bench.run(
-        "train kto --model_type gpt2 --tokenizer_name byte_bpe --train_file posts.csv --output_dir out --data_parallel 2",
+        "train kto --model_type gpt2 --tokenizer_name byte_bpe --train_file posts.csv --output_dir out --per_device_train_batch_size auto",
     );
     assert!(
         kto.stderr
-            .contains("estimates its KL term over a whole one"),
+            .contains("compares the answers of a batch of training"),
         "{}",
         kto.stderr
     );

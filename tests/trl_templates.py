@@ -6,6 +6,9 @@
 
 A model of random weights is evaluated on each conversation with --assistant_only_loss, whole and truncated; its loss must be that of the tokens that
 `apply_chat_template(return_assistant_tokens_mask=True)` marks. Large weights make a wrong token or label show.
+
+With --stock it is given the templates as models have them, without generation tags, and must mark what TRL's training templates for them mark
+(`get_training_chat_template`). Rows that only one of both refuses are counted apart. Names of templates may follow, to compare these alone.
 """
 
 import json
@@ -17,9 +20,13 @@ import tempfile
 import torch
 import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from trl.chat_template_utils import get_training_chat_template
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-TEMPLATES = sorted((pathlib.Path(trl.__file__).parent / "chat_templates").glob("*_training.jinja"))
+STOCK = "--stock" in sys.argv
+NAMED = [word for word in sys.argv[2:] if word != "--stock"]
+ALL = sorted((pathlib.Path(trl.__file__).parent / "chat_templates").glob("*_training.jinja"))
+TEMPLATES = [path for path in ALL if not NAMED or path.name.removesuffix("_training.jinja") in NAMED]
 CALL = [{"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"day": 1}}}]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "See a day", "parameters": {"type": "object", "properties": {"day": {"type": "integer", "description": "Which"}}, "required": ["day"]}}}]
 
@@ -33,6 +40,9 @@ ROWS = {
     "system": {"messages": [turn("system", "Be brief."), turn("user", "who was first"), turn("assistant", "he was ünï 🙂")]},
     "reasoning": {"messages": [turn("user", "who?"), turn("assistant", "he was", reasoning_content="first of all")]},
     "tools": {"messages": [turn("user", "look"), turn("assistant", "", tool_calls=CALL), turn("tool", "sun", name="look", tool_call_id="call00001"), turn("assistant", "sun it is")], "tools": TOOLS},
+    "reasoning twice": {"messages": [turn("user", "who?"), turn("assistant", "he was", reasoning_content="first"), turn("user", "and?"), turn("assistant", "hot", reasoning_content="water")]},
+    "ends with a question": {"messages": [turn("user", "who?"), turn("assistant", "he was"), turn("user", "and the day?")]},
+    "within": {"messages": [turn("user", "who?"), turn("assistant", "<think>\nfirst\n</think>\n\nhe was"), turn("user", "and?"), turn("assistant", "hot")]},
     "no thinking": {"messages": [turn("user", "who?"), turn("assistant", "he")], "chat_template_kwargs": {"enable_thinking": False}},
 }
 
@@ -57,6 +67,8 @@ def make_model(directory):
 def wanted(model, directory, row, length):
     """The loss that TRL's labels have, or why there is none."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
+    if STOCK:
+        tokenizer.chat_template = get_training_chat_template(tokenizer) or tokenizer.chat_template
     try:
         found = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True, **row.get("chat_template_kwargs", {}))
     except Exception as error:
@@ -80,22 +92,28 @@ def evaluated(xtrain, directory, row, length):
 
 
 def main():
-    failures = compared = refused = 0
+    failures = compared = refused = apart = 0
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         model = make_model(directory)
         for path in TEMPLATES:
-            (directory / "chat_template.jinja").write_text(path.read_text())
+            source = path.with_name(path.name.replace("_training", "")) if STOCK else path
+            (directory / "chat_template.jinja").write_text(source.read_text())
             for kind, row in ROWS.items():
                 for length in (2048, 40):
                     theirs, ours = wanted(model, directory, row, length), evaluated(sys.argv[1], directory, row, length)
                     numbers = isinstance(theirs, float), isinstance(ours, float)
                     compared += all(numbers)
                     refused += not any(numbers)
+                    # Templates as models have them refuse more than those that TRL has patched, and none is silent.
+                    if STOCK and numbers[0] != numbers[1]:
+                        apart += 1
+                        print(f"{path.name}, {kind}, {length}: TRL {theirs}, xtrain {ours} (refused by one)", flush=True)
+                        continue
                     if numbers[0] != numbers[1] or all(numbers) and abs(theirs - ours) > 2e-4 * max(1, theirs):
                         failures += 1
                         print(f"{path.name}, {kind}, {length}: TRL {theirs}, xtrain {ours}", flush=True)
-    print(f"{len(TEMPLATES)} templates: {compared} losses compared, {refused} refused by both, {failures} differ")
+    print(f"{len(TEMPLATES)} templates: {compared} losses compared, {refused} refused by both, {apart} by one, {failures} differ")
     return failures > 0
 
 

@@ -5,7 +5,8 @@ use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// This crate, the emitter, and the version of xla-rs that the emitter calls.
+/// This crate, the emitter, and the version of xla-rs that the emitter calls. The CPU's kernels are in the
+/// version of the library that has them (`native/build.rs`).
 const SOURCES: [&str; 3] = ["src", "native/src/emit", "native/Cargo.toml"];
 
 fn main() {

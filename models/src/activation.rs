@@ -58,4 +58,15 @@ impl Activation {
             Activation::Tanh => x.tanh(),
         }
     }
+
+    /// Of a gated MLP (Shazeer 2020): the activation of `gate` times `up`, both `[N, F]`. With SiLU its
+    /// values are cheap to make of these two, so they are not kept for the backward pass. With GELU a
+    /// second computation takes 1 to 2 % of a step.
+    ///
+    /// # Errors
+    /// If the shapes differ or are not of a float type.
+    pub fn gated(self, gate: &Tensor, up: &Tensor) -> xtrain_graphs::Result<Tensor> {
+        let _again = matches!(self, Activation::Silu).then(|| gate.trace().cheap());
+        self.apply(gate)?.mul(up)
+    }
 }

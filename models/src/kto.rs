@@ -84,9 +84,13 @@ impl Objective for Kto {
         let one = trace.constant(1.0, DType::F32)?;
 
         let kl = if self.has_kl {
+            // Of the whole batch, whichever replica has its rows.
             let others = self.column(&ratios, 1)?.stop_gradient()?;
-            let mean = sum_where(&others, &is_real)?.div(&count.max_scalar(1.0)?)?;
-            mean.max_scalar(0.0)?
+            let sum = step
+                .inputs
+                .sum_over_replicas(&sum_where(&others, &is_real)?)?;
+            let all = step.inputs.sum_over_replicas(&count)?.max_scalar(1.0)?;
+            sum.div(&all)?.max_scalar(0.0)?
         } else {
             trace.constant(0.0, DType::F32)?
         };

@@ -116,7 +116,7 @@ pub(crate) fn attention(
     let [b, t, h, d] = [q.dims()[0], q.dims()[1], q.dims()[2], q.dims()[3]];
     let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H or K, T, D]
     let (q, mut k, mut v) = (q?, k?, v?);
-    let keep = rng.keep_mask(&[b, h, t, t], kind.dropout)?;
+    let (dropout, random_key) = rng.of_attention(kind.dropout).unzip();
     let mut key_mask = batch.key_mask()?;
     let (mut causal, mut window) = (kind.causal, kind.window);
     if let Some(cache) = &batch.cache {
@@ -136,10 +136,10 @@ pub(crate) fn attention(
         causal,
         window,
         key_mask: KeyMask::None,
-        dropout: keep.as_ref().map(|_| F64::new(kind.dropout)),
+        dropout,
         soft_cap: kind.soft_cap.map(F64::new),
     };
-    let out = q.attention(&k, &v, key_mask.as_ref(), keep.as_ref(), attributes)?;
+    let out = q.attention(&k, &v, key_mask.as_ref(), random_key.as_ref(), attributes)?;
     Ok(out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, h * d])?)
 }
 

@@ -231,7 +231,7 @@ impl ModernBert {
             Linear::new(Axis::Embed, to).with_bias_if(self.mlp_bias),
         )?;
         let [input, gate] = [0, f].map(|start| both.slice_dim(1, start, start + f));
-        let gated = self.activation.apply(&input?)?.mul(&gate?)?; // [N, F]
+        let gated = self.activation.gated(&input?, &gate?)?; // [N, F]
         let gated = rng.dropout(&gated, self.mlp_dropout)?;
         let to = (Axis::Embed, self.hidden_size);
         weights.linear(

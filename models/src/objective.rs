@@ -50,18 +50,41 @@ impl Feed {
 }
 
 /// The feeds of a batch as tensors of a recording, by name.
-pub struct Inputs(Vec<(&'static str, Tensor)>);
+pub struct Inputs {
+    feeds: Vec<(&'static str, Tensor)>,
+    /// The replicas that a batch is divided between, group by group; `None`: it is whole.
+    replicas: Option<Vec<Vec<u32>>>,
+}
 
 impl FromIterator<(&'static str, Tensor)> for Inputs {
     fn from_iter<I: IntoIterator<Item = (&'static str, Tensor)>>(feeds: I) -> Self {
-        Inputs(feeds.into_iter().collect())
+        Inputs {
+            feeds: feeds.into_iter().collect(),
+            replicas: None,
+        }
     }
 }
 
 impl Inputs {
+    /// The same, of a replica's part of a batch that these groups of replicas divide.
+    pub fn divided(self, replicas: Option<Vec<Vec<u32>>>) -> Self {
+        Inputs { replicas, ..self }
+    }
+
+    /// The sum of what the replicas have that divide the batch.
+    ///
+    /// # Errors
+    /// If the tensor holds no floats.
+    pub fn sum_over_replicas(&self, part: &Tensor) -> Result<Tensor> {
+        match &self.replicas {
+            Some(groups) => Ok(part.all_reduce(groups, 0)?),
+            None => Ok(part.clone()),
+        }
+    }
+
     /// The feed of this name, if the batch has one.
     pub fn find(&self, name: &str) -> Option<&Tensor> {
-        let mut feeds = self.0.iter();
+        let mut feeds = self.feeds.iter();
         feeds
             .find(|(known, _)| *known == name)
             .map(|(_, tensor)| tensor)
@@ -74,7 +97,7 @@ impl Inputs {
     pub fn get(&self, name: &str) -> Result<&Tensor> {
         self.find(name).ok_or_else(|| Error::NoSuchFeed {
             name: name.to_string(),
-            known: self.0.iter().map(|(known, _)| *known).collect(),
+            known: self.feeds.iter().map(|(known, _)| *known).collect(),
         })
     }
 

@@ -117,9 +117,14 @@ impl ParameterSpec {
             | Axis::Rank => true,
             Axis::Vocab | Axis::Positions | Axis::Segments | Axis::Labels => false,
         };
+        let is_table = |axis: &Axis| {
+            let is_hidden_row = self.axes.get(1) == Some(&Axis::Embed) && self.axes.len() == 2;
+            matches!(axis, Axis::Vocab | Axis::Positions | Axis::Segments) && is_hidden_row
+        };
         ParameterInfo {
             dims: &self.dims,
             is_hidden_matrix: self.dims.len() == 2 && !self.head && self.axes.iter().all(is_hidden),
+            is_embedding: !self.head && self.axes.first().is_some_and(is_table),
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::atomic;
 use super::error::{Error, Result};
-pub use super::json::{python_float, read_json, read_object, to_json_text, write_json};
+pub use super::json::{read_json, read_object, to_json_text, write_json};
 use super::shards::{self, Shards};
 use super::weights::{
     ADAPTER_WEIGHTS_FILE, TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors,
@@ -277,6 +277,7 @@ pub(super) fn small_files<'a>(
 mod tests {
     use super::*;
     use serde_json::json;
+    use xtrain_report::python_float::repr;
 
     fn object(value: Value) -> Map<String, Value> {
         value.as_object().unwrap().clone()
@@ -355,7 +356,7 @@ mod tests {
             (0.1 + 0.2, "0.30000000000000004"),
         ];
         for (value, text) in known {
-            assert_eq!(python_float(value), text);
+            assert_eq!(repr(value), text);
         }
         assert_eq!(
             to_json_text(&json!({"a": [1e-5, 2], "b": {}, "c": []}), 2),

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use std::io;
 use std::path::Path;
 use xtrain_report::json;
+use xtrain_report::python_float::repr;
 
 /// Reads a JSON file into a type; an error says file, line and column.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
@@ -65,35 +66,6 @@ pub fn to_json_text(value: &impl Serialize, indent: usize) -> Vec<u8> {
     out
 }
 
-/// A float as Python prints it: shortest digits that read back the same, an exponent of two digits
-/// or more below 1e-4 and from 1e16 on, and always a point or an exponent.
-pub fn python_float(value: f64) -> String {
-    if !value.is_finite() {
-        return if value.is_nan() {
-            "nan".to_string()
-        } else if value > 0.0 {
-            "inf".to_string()
-        } else {
-            "-inf".to_string()
-        };
-    }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific
-        .split_once('e')
-        .expect("the format above has an exponent");
-    let exponent: i32 = exponent.parse().expect("it is a small number");
-    if value != 0.0 && !(-4..16).contains(&exponent) {
-        let sign = if exponent < 0 { '-' } else { '+' };
-        return format!("{digits}e{sign}{:02}", exponent.abs());
-    }
-    let plain = format!("{value}");
-    if plain.contains('.') {
-        plain
-    } else {
-        plain + ".0"
-    }
-}
-
 /// serde_json's pretty printer with Python's floats.
 struct PythonFormatter<'a>(PrettyFormatter<'a>);
 
@@ -112,7 +84,7 @@ macro_rules! as_pretty {
 
 impl Formatter for PythonFormatter<'_> {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        writer.write_all(python_float(value).as_bytes())
+        writer.write_all(repr(value).as_bytes())
     }
 
     as_pretty! {

@@ -2,7 +2,7 @@
 //! are written with.
 //!
 //! Reading order: `atomic` (aside, synced, renamed), `named` (files that the user names), `lock` (one process at a time), `weights` (safetensors, in several files:
-//! `shards`; `torch`: pytorch_model.bin), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
+//! `shards`; `torch` with `pickle`: pytorch_model.bin), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
 //! `state` (`checkpoint-N/`), `pace` (beside training, not against it), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
 
@@ -20,6 +20,7 @@ pub mod lock;
 pub mod named;
 pub mod optimizer;
 pub mod pace;
+mod pickle;
 pub mod shards;
 pub mod state;
 mod torch;

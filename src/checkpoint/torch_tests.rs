@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Weights;
+use crate::pickle::{MOST_INSTRUCTIONS, op};
 use std::path::PathBuf;
 use xtrain_graphs::Shape;
 

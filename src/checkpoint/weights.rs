@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::{Map, Value};
 use xtrain_graphs::{DType, Shape};
@@ -476,6 +476,22 @@ impl Weights {
             found: view.shape,
             wanted: wanted.clone(),
         })
+    }
+
+    /// Gives back the memory that holds a tensor's part of its file, which a model that is on the device
+    /// needs no more; another look reads the file again.
+    pub fn release(&self, name: &str) {
+        let Some(entry) = self.tensors.get(name) else {
+            return;
+        };
+        if let Content::Mapped(map, _) = &*self.files[entry.file].1 {
+            let length = entry.end - entry.start;
+            // SAFETY: the mapping is shared and read only, so that its pages come back with the file's
+            // bytes. A refusal changes nothing.
+            let _ = unsafe {
+                map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.start, length)
+            };
+        }
     }
 
     /// Between opening a model and reading it hours may pass; of a file that was cut short meanwhile,

@@ -17,6 +17,7 @@ mod merge;
 mod meshes;
 mod output_file;
 mod predict;
+mod preview;
 mod quickstart;
 mod report;
 mod scaling;

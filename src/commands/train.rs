@@ -1,6 +1,6 @@
 //! `xtrain train`: trains a model on a task's data.
 
-use super::{Error, Outcome, dry_run, meshes, predict, report};
+use super::{Error, Outcome, dry_run, meshes, predict, preview, report};
 use serde_json::Map;
 use std::path::Path;
 use xtrain_checkpoint::hf::save_metrics;
@@ -18,6 +18,9 @@ use xtrain_tasks::Split;
 use xtrain_trainer::interrupt::Interrupt;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
+    if let Some(examples) = *plan.train.flags.preview {
+        return preview::run(plan, examples);
+    }
     accounting::begin();
     if let Some(comparison) = plan.compare {
         return meshes::run(plan, comparison);

@@ -3,6 +3,7 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
+use xtrain_data::mixture::Stopping;
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
@@ -274,6 +275,10 @@ choices! {
     OnBadRow {
         Error = "error",
         Skip = "skip",
+    }
+    Stopping {
+        FirstExhausted = "first_exhausted",
+        AllExhausted = "all_exhausted",
     }
     NeuronChip {
         Trn1 = "trn1",

@@ -44,6 +44,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
     if words.is_empty() {
         return Ok(Parsed::Text(help::page("", "--help")));
     }
+    let words = previewed(words);
     let start = match start(&words)? {
         Found::Text(text) => return Ok(Parsed::Text(text)),
         Found::Command(start) => start,
@@ -64,6 +65,22 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
         }
     }
     Ok(Parsed::Flags(Box::new(flags)))
+}
+
+/// `xtrain data preview TASK` is `xtrain train TASK` that stops after some examples.
+fn previewed(mut words: Vec<String>) -> Vec<String> {
+    let is_preview =
+        matches!(&words[..], [first, second, ..] if first == "data" && second == "preview");
+    if !is_preview {
+        return words;
+    }
+    words.drain(..2);
+    words.insert(0, "train".into());
+    let has_count = |word: &String| word == "--preview" || word.starts_with("--preview=");
+    if !words.iter().any(has_count) {
+        words.push("--preview=3".into());
+    }
+    words
 }
 
 /// A command with the words that follow it.

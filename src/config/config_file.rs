@@ -1,11 +1,11 @@
-//! `--config FILE`: TOML or JSON with the flags' names as keys, all at the top level, in snake_case
+//! `--config FILE`: TOML, YAML or JSON with the flags' names as keys, all at the top level, in snake_case
 //! or kebab-case. A string is read as the command line would read it, so a dictionary of strings
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
 use super::command::{CommandName, TaskName};
 use super::error::{Origin, UsageError};
-use super::file_format::{Entry, Scalar, decoded, read_json, read_toml};
+use super::file_format::{Entry, Scalar, decoded, read_json, read_toml, read_yaml};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
 use super::lookup::{self, bad_value};
@@ -143,14 +143,6 @@ fn problem(path: &Path, line: Option<usize>, problem: String, fix: &str) -> Usag
 
 fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
     let extension = path.extension().and_then(|ext| ext.to_str());
-    if let Some("yaml" | "yml") = extension {
-        return Err(problem(
-            path,
-            None,
-            "YAML is not supported".into(),
-            "write the settings as JSON or TOML",
-        ));
-    }
     let text = files::read_piped(path, files::SETTINGS).and_then(|bytes| {
         String::from_utf8(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
@@ -160,7 +152,7 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
             path,
             None,
             e.to_string(),
-            "--config takes a TOML or JSON file",
+            "--config takes a TOML, YAML or JSON file",
         )
     })?;
     let is_json = match extension {
@@ -168,7 +160,13 @@ fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
         Some("toml") => false,
         _ => text.trim_start().starts_with('{'),
     };
-    let (entries, fix) = if is_json {
+    let is_yaml = matches!(extension, Some("yaml" | "yml"));
+    let (entries, fix) = if is_yaml {
+        (
+            read_yaml(&text),
+            "keys are flag names, as in `learning_rate: 5e-5`",
+        )
+    } else if is_json {
         (
             read_json(&text),
             "keys are flag names, as in `{\"learning_rate\": 5e-5}`; a file of data goes to --train_file",
@@ -279,6 +277,10 @@ fn note(
         line: Some(line),
     };
     let Some(flag) = lookup::find(&key, flags.command) else {
+        // Other programs' files list settings that nobody set.
+        if matches!(value, Scalar::Null) {
+            return Ok(());
+        }
         return Err(unknown_key(flags.command, key, origin));
     };
     if flag.name == "config" {
@@ -357,6 +359,19 @@ fn texts(
             .map(|item| item.describe().trim_matches('`').to_string())
             .collect::<Vec<_>>()
             .join(" "),
+        // Files with their weights.
+        (Scalar::Table(_, serde_json::Value::Object(table)), Form::List)
+            if flag.name == "train_file" =>
+        {
+            let weighted = table.into_iter().map(|(file, weight)| match weight {
+                serde_json::Value::Number(weight) => Ok(format!("{file}:{weight}")),
+                other => Err(other.to_string()),
+            });
+            return match weighted.collect::<Result<Vec<String>, String>>() {
+                Ok(files) => Ok(Some(files)),
+                Err(weight) => wrong(format!("a table with the weight {weight}")),
+            };
+        }
         // An empty table is how TrainingArguments dumps "no settings".
         (Scalar::Table(_, table), Form::Anything) if table == serde_json::json!({}) => {
             String::new()

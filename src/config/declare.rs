@@ -68,6 +68,10 @@ macro_rules! flags {
             pub mistakes: Vec<UsageError>,
             /// What the card of a fetched data set notes of its columns.
             pub features: Features,
+            /// The weight of each training file, where they are mixed.
+            pub weights: Vec<f64>,
+            /// The training files are those of a folder that was named.
+            pub is_folder: bool,
             /// How many processes a launcher will start for this command, in all and on this
             /// machine; `None` where the command speaks for its own process.
             pub processes: Option<(usize, usize)>,
@@ -86,6 +90,8 @@ macro_rules! flags {
                     notes: Vec::new(),
                     mistakes: Vec::new(),
                     features: Features::new(),
+                    weights: Vec::new(),
+                    is_folder: false,
                     processes: None,
                     $($( $field: flags!(@initial
                         flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?

@@ -99,6 +99,18 @@ impl Flags {
         }
     }
 
+    /// The note that an optimizer whose name says so pages nothing; the first process of a job prints it.
+    pub fn paging_note(&self) -> Option<String> {
+        let is_first = self.member().ok()?.is_none_or(|member| member.rank == 0);
+        let name = self.typed.0.get("optim")?;
+        (is_first && name.starts_with("paged")).then(|| {
+            format!(
+                "--optim {name} is {}: its state stays on the device, nothing is paged",
+                self.optim.choices[0]
+            )
+        })
+    }
+
     /// The flag that uses a model where none is trained, and what it does.
     pub fn use_without_training(&self) -> (&'static str, &'static str) {
         if *self.do_eval == Some(true) || !*self.do_predict {

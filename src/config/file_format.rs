@@ -1,4 +1,4 @@
-//! What a settings file says, its format forgotten: TOML or JSON, and the JSON in strings that SageMaker's
+//! What a settings file says, its format forgotten: TOML, YAML or JSON, and the JSON in strings that SageMaker's
 //! hyperparameters are.
 
 use toml::de::{DeTable, DeValue};
@@ -40,6 +40,31 @@ impl Scalar {
 /// Line (from 1) of a byte offset.
 fn line_at(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|b| *b == b'\n').count()
+}
+
+/// YAML as its values in JSON; a setting's line is the first that begins with its key.
+pub fn read_yaml(text: &str) -> Result<Vec<Entry>, (usize, String)> {
+    let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| {
+        let message = error.to_string();
+        let message = message.lines().next().unwrap_or("no YAML");
+        (1, format!("not valid YAML: {message}"))
+    })?;
+    let serde_json::Value::Object(settings) = value else {
+        return Err((1, "not keys with values".into()));
+    };
+    let begins = |line: &str, key: &str| {
+        let rest = line.trim_start_matches(['"', '\'']).strip_prefix(key);
+        rest.is_some_and(|rest| rest.trim_start_matches(['"', '\'']).starts_with(':'))
+    };
+    let entry = |(key, value): (String, serde_json::Value)| Entry {
+        line: 1 + text
+            .lines()
+            .position(|line| begins(line, &key))
+            .unwrap_or(0),
+        value: from_json(&value),
+        key,
+    };
+    Ok(settings.into_iter().map(entry).collect())
 }
 
 pub fn read_toml(text: &str) -> Result<Vec<Entry>, (usize, String)> {

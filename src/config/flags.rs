@@ -15,6 +15,7 @@ use super::kind::*;
 use super::setting::{Setting, Typed};
 use std::path::PathBuf;
 use xtrain_data::features::Features;
+use xtrain_data::mixture::Stopping;
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
@@ -143,7 +144,7 @@ Run {
     /// With --device cuda: XLA compiler options, as
     /// xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1
     xla_options: Option<XlaOptions>, OPENING;
-    /// TOML or JSON file with the same keys as these flags; flags win over the file
+    /// TOML, YAML or JSON file with the same keys as these flags; flags win over the file
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
@@ -177,6 +178,10 @@ Run {
     /// Print the resolved plan and what it will compile and hold in memory (prune: what would
     /// go), then stop
     dry_run: bool = "false", TRAINING | CACHE_PRUNE;
+    /// Print this many examples as the training would see them, token by token, those that count in
+    /// the loss marked, and what the training set counts, then stop; `xtrain data preview TASK` is the
+    /// same with 3
+    preview: Option<Count<1>>, TRAINING;
     /// With --device cuda: a GPU to compile for that need not be present; nothing runs, memory
     /// and kernels are reported. With --device neuron: the chip; default: this instance's, else
     /// trn1
@@ -245,8 +250,12 @@ Model {
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
-    /// all but parquet .gz too; also s3:// and https://
+    /// all but parquet .gz too; also s3:// and https://; a folder with train and valid files; or files
+    /// with their shares of the examples, as a.jsonl:0.7 b.jsonl:0.3
     train_file: Paths, TRAIN_EVAL, processes differ;
+    /// When a mixture of training files ends, as datasets.interleave_datasets has it: with the file
+    /// that ends first, or when each row has been there, files that ended beginning anew
+    stopping_strategy: Stopping = "first_exhausted", TRAIN;
     /// Files to evaluate on; default: validation_split_percentage of train_file
     validation_file: Paths, TRAIN_EVAL, processes differ;
     /// mnli's second set to evaluate on, whose metrics end in _mm; files of validation_file with
@@ -419,7 +428,7 @@ Optimizer {
     /// Arguments of the optimizer, torch's names, as momentum=0.9,nesterov=true or as a JSON object
     /// (a table in a settings file)
     optim_args: NamedArguments = "", TRAIN;
-    /// Peak learning rate; dpo and kto: 1e-6, reward: 1e-4, as in TRL
+    /// Peak learning rate; sft: 2e-5, dpo and kto: 1e-6, reward: 1e-4, as in TRL
     learning_rate: NotNegative = "5e-5", TRAIN;
     /// Weight decay, not applied to biases and layer norms
     weight_decay: NotNegative = "0.0", TRAIN;

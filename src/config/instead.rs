@@ -5,7 +5,7 @@
 use serde_json::Value;
 use std::path::Path;
 use xtrain_checkpoint::files;
-use xtrain_graphs::optim::{ADAMW, OPTIMIZERS};
+use xtrain_graphs::optim::{ADAMW, ADAMW_8BIT, LION_8BIT, OPTIMIZERS};
 
 const ZERO_1: &str = "--shard_optimizer_state (ZeRO-1)";
 const ZERO_3: &str = "--shard_parallel N (ZeRO-3/FSDP on N devices)";
@@ -106,7 +106,16 @@ pub fn of_value(name: &str, value: &str) -> Option<String> {
                 Some(kind) => kind.choices[0],
                 None => value.contains("adam").then_some(ADAMW.choices[0])?,
             };
-            if has(&["8bit", "4bit", "bnb", "paged"]) {
+            let narrow = match base {
+                _ if has(&["4bit"]) => Some(ADAMW_8BIT.choices[1]),
+                _ if !has(&["8bit"]) => None,
+                "adamw_torch" => Some(ADAMW_8BIT.choices[1]),
+                "lion_32bit" => Some(LION_8BIT.choices[0]),
+                _ => None,
+            };
+            if let Some(narrow) = narrow {
+                Some(format!("use {narrow}, whose state is in 8 bits"))
+            } else if has(&["8bit", "bnb", "paged"]) {
                 Some(format!(
                     "use {base}: its state is float32; --shard_optimizer_state shards it over --data_parallel devices"
                 ))

@@ -56,6 +56,7 @@ mod snapshot_tests;
 mod sources;
 mod started;
 mod sweep;
+mod train_files;
 mod tree;
 mod unexpected;
 
@@ -143,7 +144,8 @@ pub fn from_args_among(
     let notes = flags.notes.iter().cloned();
     let notes = notes
         .chain(mesh::note(&flags))
-        .chain(flags.evaluation_note());
+        .chain(flags.evaluation_note())
+        .chain(flags.paging_note());
     Ok(Invocation::Run {
         notes: notes.collect(),
         command: resolve::resolve(&Arc::new(flags))?,

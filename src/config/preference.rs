@@ -1,37 +1,35 @@
 //! What `train dpo`, `train reward` and `train kto` learn, from their flags.
 
-use super::choices::{FDivergence, KtoLoss, PreferenceLoss, Truncation};
+use super::choices::{self, FDivergence, KtoLoss, Truncation};
 use super::command::TaskName;
 use super::flags::Flags;
 use xtrain_models::{Divergence, Kto, OddsRatio, PairLoss, Preference, Reward};
+use xtrain_tasks::PreferenceLoss;
 use xtrain_tasks::answers::{Form, TruncationMode};
-use xtrain_tasks::dpo::DpoLoss;
 
 /// The peak learning rate: TRL's defaults where a task has one of its own.
 pub fn learning_rate(flags: &Flags) -> f64 {
     let usual = match flags.command.task() {
+        Some(TaskName::Sft) => Some(2e-5),
         Some(TaskName::Dpo | TaskName::Kto) => Some(1e-6),
         Some(TaskName::Reward) => Some(1e-4),
-        Some(
-            TaskName::Clm | TaskName::Sft | TaskName::Mlm | TaskName::Cls | TaskName::TokenCls,
-        )
-        | None => None,
+        Some(TaskName::Clm | TaskName::Mlm | TaskName::Cls | TaskName::TokenCls) | None => None,
     };
     let usual = usual.filter(|_| !flags.learning_rate.is_given());
     usual.unwrap_or(*flags.learning_rate)
 }
 
 /// What `train dpo` learns.
-pub fn dpo(flags: &Flags) -> DpoLoss {
+pub fn dpo(flags: &Flags) -> PreferenceLoss {
     let (beta, dropout) = (*flags.beta, !*flags.disable_dropout);
     let losses = flags.preference_losses.iter().copied();
     let losses: Option<Vec<PairLoss>> = losses.map(pair_loss).collect();
     match losses {
-        None => DpoLoss::OddsRatio(OddsRatio { beta, dropout }),
+        None => PreferenceLoss::OddsRatio(OddsRatio { beta, dropout }),
         Some(losses) => {
             let weights = flags.loss_weights.iter().copied();
             let weights = weights.chain(std::iter::repeat(1.0));
-            DpoLoss::Pairs(Preference {
+            PreferenceLoss::Pairs(Preference {
                 losses: losses.into_iter().zip(weights).collect(),
                 beta,
                 label_smoothing: *flags.label_smoothing,
@@ -89,8 +87,8 @@ pub fn truncation(flags: &Flags) -> TruncationMode {
 }
 
 /// `None` of the loss that has no reference.
-pub fn pair_loss(loss: PreferenceLoss) -> Option<PairLoss> {
-    use PreferenceLoss::*;
+pub fn pair_loss(loss: choices::PreferenceLoss) -> Option<PairLoss> {
+    use choices::PreferenceLoss::*;
     Some(match loss {
         Sigmoid => PairLoss::Sigmoid,
         Hinge => PairLoss::Hinge,
@@ -105,7 +103,7 @@ pub fn pair_loss(loss: PreferenceLoss) -> Option<PairLoss> {
         ApoZero => PairLoss::ApoZero,
         ApoDown => PairLoss::ApoDown,
         DiscoPop => PairLoss::DiscoPop,
-        PreferenceLoss::Sft => PairLoss::Sft,
+        choices::PreferenceLoss::Sft => PairLoss::Sft,
         SigmoidNorm => PairLoss::SigmoidNorm,
         Orpo => return None,
     })

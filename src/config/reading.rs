@@ -9,6 +9,7 @@ use super::error::UsageError;
 use super::from_hub;
 use super::glue;
 use super::sagemaker;
+use super::train_files;
 use std::ffi::OsString;
 
 /// Reads the words, program name first; names of the Hub are still names.
@@ -23,6 +24,7 @@ pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageErr
     sagemaker::apply(&mut flags);
     config_file::recall(&mut flags);
     glue::apply(&mut flags);
+    train_files::apply(&mut flags);
     adapter::find_base(&mut flags);
     from_hub::check(&mut flags);
     Ok(Parsed::Flags(Box::new(flags)))

@@ -46,11 +46,8 @@ impl Axis {
     }
 }
 
-/// Reads the degrees and the command.
-///
-/// # Errors
-/// The command cannot be scaled.
-pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
+/// The degrees, and what stays the same at each.
+fn asked(flags: &Flags) -> Result<(Vec<usize>, Fixed), UsageError> {
     if flags.device.is_given() {
         return refuse(
             "--device belongs to the command that is scaled",
@@ -94,6 +91,16 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
             format!("leave {flag} out"),
         );
     }
+    Ok((degrees, fixed))
+}
+
+/// Reads the degrees and the command.
+///
+/// # Errors
+/// The command cannot be scaled.
+pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
+    let (degrees, fixed) = asked(flags)?;
+    let axis = *flags.axis;
     let words: &[String] = &flags.scaled;
     let command = read(words, axis)?;
     let trains = command.command != CommandName::Bench;

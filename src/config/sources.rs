@@ -10,14 +10,15 @@ use super::plan::{ConfigSource, ModelSource, TaskPlan};
 use super::preference;
 use std::path::{Path, PathBuf};
 use xtrain_data::LabelMap;
+use xtrain_data::mixture::Mixture;
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::preset_name;
 use xtrain_tasks::answers::{AnswerSettings, Form};
 use xtrain_tasks::{
-    ClmDataSettings, ClsDataSettings, DpoDataSettings, KtoDataSettings, MlmDataSettings,
-    RewardDataSettings, SftDataSettings, TokenClsDataSettings,
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, PreferenceDataSettings, PreferenceLoss,
+    SftDataSettings, TokenClsDataSettings,
 };
 use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
@@ -88,19 +89,17 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             packing: packing(flags, *flags.packing),
             eval_packing: packing(flags, flags.eval_packing.unwrap_or(*flags.packing)),
             weighs_by_probability: *flags.loss_type == LossType::Dft,
+            fits_data: fits_data(flags),
         }),
-        TaskName::Dpo => TaskPlan::Dpo(DpoDataSettings {
-            answers: answers(flags, Form::Pairs),
-            loss: preference::dpo(flags),
-        }),
-        TaskName::Reward => TaskPlan::Reward(RewardDataSettings {
-            answers: answers(flags, Form::Scored),
-            loss: preference::reward(flags),
-        }),
-        TaskName::Kto => TaskPlan::Kto(KtoDataSettings {
-            answers: answers(flags, preference::judged(flags)),
-            loss: preference::kto(flags),
-        }),
+        TaskName::Dpo => preferences(flags, Form::Pairs, preference::dpo(flags)),
+        TaskName::Reward => {
+            let loss = PreferenceLoss::Reward(preference::reward(flags));
+            preferences(flags, Form::Scored, loss)
+        }
+        TaskName::Kto => {
+            let loss = PreferenceLoss::Kto(preference::kto(flags));
+            preferences(flags, preference::judged(flags), loss)
+        }
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
             max_seq_length: *flags.max_seq_length,
@@ -120,6 +119,11 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             entity_level_metrics: *flags.return_entity_level_metrics,
         }),
     }
+}
+
+fn preferences(flags: &Flags, form: Form, loss: PreferenceLoss) -> TaskPlan {
+    let answers = answers(flags, form);
+    TaskPlan::Preferences(PreferenceDataSettings { answers, loss })
 }
 
 fn answers(flags: &Flags, form: Form) -> AnswerSettings {
@@ -153,6 +157,23 @@ fn packing(flags: &Flags, packs: bool) -> Option<PackingStrategy> {
     packs.then_some(*flags.packing_strategy)
 }
 
+/// Whether length, padding and packing of sft follow from the data: of a folder, if nobody chose any of
+/// them.
+fn fits_data(flags: &Flags) -> bool {
+    let chosen = [
+        flags.max_seq_length.given_name(),
+        flags.packing.given_name(),
+        flags.packing_strategy.given_name(),
+        flags.eval_packing.given_name(),
+        flags.padding_free.given_name(),
+        flags.pad_to_max_length.given_name(),
+        flags.pad_to_bucket.given_name(),
+        flags.max_train_samples.given_name(),
+        flags.max_eval_samples.given_name(),
+    ];
+    flags.is_folder && !*flags.streaming && chosen.iter().all(Option::is_none)
+}
+
 fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
     let pad_to_bucket = flags.pad_to_bucket.clone().unwrap_or_default();
     PaddingSettings {
@@ -165,7 +186,8 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
 /// nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
     let of_rows = [LABELLED, SFT, PREFERENCES];
-    let are_rows = of_rows.iter().any(|set| set.contains(flags.command));
+    let is_mixture = !flags.weights.is_empty();
+    let are_rows = is_mixture || of_rows.iter().any(|set| set.contains(flags.command));
     let unused = are_rows && TRAINING.contains(flags.command) && !flags.evaluates();
     if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
         *flags.validation_split_percentage
@@ -178,6 +200,10 @@ fn set_aside(flags: &Flags) -> f64 {
 fn source(flags: &Flags) -> SourceSettings {
     SourceSettings {
         train_files: local_files(&flags.train_file),
+        mixture: (!flags.weights.is_empty()).then(|| Mixture {
+            weights: flags.weights.clone(),
+            stopping: *flags.stopping_strategy,
+        }),
         validation_files: local_files(&flags.validation_file),
         validation_mismatched_files: local_files(&flags.validation_mismatched_file),
         test_files: local_files(&flags.test_file),

@@ -58,6 +58,62 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
     if !matches!(command.command, CommandName::Train(_)) {
         return refuse("sweep compares training runs", example);
     }
+    check_own_flags(flags, &command)?;
+    let sizes = flags.grid.iter().map(|grid| grid.values.len());
+    let size = sizes.fold(1, usize::saturating_mul);
+    if size > MOST_RUNS {
+        return refuse(
+            format!("the grid has {size} combinations"),
+            "give fewer values",
+        );
+    }
+    let run = |chosen: Vec<(&str, &str)>| -> Result<SweptRun, UsageError> {
+        let pairs = chosen.iter().map(|(flag, value)| format!("{flag}={value}"));
+        let name = directory_of(&pairs.collect::<Vec<_>>().join(","));
+        let more = chosen
+            .iter()
+            .map(|(flag, value)| format!("--{flag}={value}"));
+        let words: Vec<String> = words.iter().cloned().chain(more).collect();
+        // Refused before anything runs, in the words of the command itself.
+        let anywhere = std::env::temp_dir().join("xtrain-sweep");
+        let mut whole = words.clone();
+        whole.push(format!("--output_dir={}", anywhere.display()));
+        let flags = parse(&whole)?;
+        rules::check(&flags)?;
+        Ok(SweptRun {
+            name,
+            words,
+            replaces: *flags.overwrite_output_dir,
+        })
+    };
+    let (mut runs, mut mistakes): (Vec<SweptRun>, Vec<UsageError>) = Default::default();
+    for chosen in combinations(&flags.grid) {
+        match run(chosen) {
+            Ok(run) => runs.push(run),
+            Err(error) => {
+                let is_new = |mistake: &&UsageError| !mistakes.contains(*mistake);
+                let new: Vec<UsageError> = error.each().filter(is_new).cloned().collect();
+                mistakes.extend(new);
+            }
+        }
+    }
+    UsageError::all(mistakes)?;
+    let mut names = HashSet::new();
+    if let Some(run) = runs.iter().find(|run| !names.insert(&run.name)) {
+        return refuse(
+            format!("two runs of the grid would write to {}", run.name),
+            "change one of the values",
+        );
+    }
+    Ok(SweepPlan {
+        runs,
+        output_dir,
+        jobs: *flags.sweep_jobs,
+    })
+}
+
+/// Refuses what a sweep sets for each run itself, in the command and in the grid.
+fn check_own_flags(flags: &Flags, command: &Flags) -> Result<(), UsageError> {
     let own = [
         (
             command.output_dir.is_given(),
@@ -92,16 +148,13 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
             return refuse(format!("--grid {name}: {why}"), "leave it out of the grid");
         }
     }
-    let sizes = flags.grid.iter().map(|grid| grid.values.len());
-    let size = sizes.fold(1, usize::saturating_mul);
-    if size > MOST_RUNS {
-        return refuse(
-            format!("the grid has {size} combinations"),
-            "give fewer values",
-        );
-    }
+    Ok(())
+}
+
+/// Every combination of the flags' values.
+fn combinations(grid: &[Grid]) -> Vec<Vec<(&str, &str)>> {
     let mut combinations: Vec<Vec<(&str, &str)>> = vec![Vec::new()];
-    for Grid { flag, values } in &*flags.grid {
+    for Grid { flag, values } in grid {
         let longer = |chosen: &Vec<(_, _)>| {
             let mut all = Vec::new();
             for value in values {
@@ -113,49 +166,7 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
         };
         combinations = combinations.iter().flat_map(longer).collect();
     }
-    let run = |chosen: Vec<(&str, &str)>| -> Result<SweptRun, UsageError> {
-        let pairs = chosen.iter().map(|(flag, value)| format!("{flag}={value}"));
-        let name = directory_of(&pairs.collect::<Vec<_>>().join(","));
-        let more = chosen
-            .iter()
-            .map(|(flag, value)| format!("--{flag}={value}"));
-        let words: Vec<String> = words.iter().cloned().chain(more).collect();
-        // Refused before anything runs, in the words of the command itself.
-        let anywhere = std::env::temp_dir().join("xtrain-sweep");
-        let mut whole = words.clone();
-        whole.push(format!("--output_dir={}", anywhere.display()));
-        let flags = parse(&whole)?;
-        rules::check(&flags)?;
-        Ok(SweptRun {
-            name,
-            words,
-            replaces: *flags.overwrite_output_dir,
-        })
-    };
-    let (mut runs, mut mistakes): (Vec<SweptRun>, Vec<UsageError>) = Default::default();
-    for chosen in combinations {
-        match run(chosen) {
-            Ok(run) => runs.push(run),
-            Err(error) => {
-                let is_new = |mistake: &&UsageError| !mistakes.contains(*mistake);
-                let new: Vec<UsageError> = error.each().filter(is_new).cloned().collect();
-                mistakes.extend(new);
-            }
-        }
-    }
-    UsageError::all(mistakes)?;
-    let mut names = HashSet::new();
-    if let Some(run) = runs.iter().find(|run| !names.insert(&run.name)) {
-        return refuse(
-            format!("two runs of the grid would write to {}", run.name),
-            "change one of the values",
-        );
-    }
-    Ok(SweepPlan {
-        runs,
-        output_dir,
-        jobs: *flags.sweep_jobs,
-    })
+    combinations
 }
 
 /// The directory of a run: its combination, where that is a name that no other combination has. Names

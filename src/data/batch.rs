@@ -11,7 +11,7 @@ use super::padding::Padding;
 use super::rows::{Row, Rows, flag};
 use super::sampler::Position;
 
-pub use xtrain_trainer::feed::HostLabels;
+pub use xtrain_models::HostLabels;
 
 /// A batch of token ids, with the masks and labels that the model takes.
 #[derive(Clone, Debug, PartialEq)]

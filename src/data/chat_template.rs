@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use source::Source;
 use std::sync::{Mutex, PoisonError};
 use worker::Worker;
+use xtrain_checkpoint::hash;
 
 /// What a rendering may cost whatever the conversation: steps of the engine and bytes of text.
 /// Published templates take less than 10,000 steps and write less than 10,000 bytes besides the
@@ -96,6 +97,12 @@ impl ChatTemplate {
         let sources = Source::all(tokenizer).ok()?;
         let default = sources.iter().find(|source| source.name == "default")?;
         Some(default.has_generation_tags())
+    }
+
+    /// A digest of the text of the template for conversations without tools.
+    pub fn digest(&self) -> Option<String> {
+        let text = self.default.as_ref()?.source.text.trim();
+        Some(hash::sha256(text.as_bytes()))
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer

@@ -4,11 +4,12 @@
 //! Reading order, from files to batches:
 //!
 //! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those
-//!    `samples`, such as the `texts` of language models.
+//!    `samples`, such as the `texts` of language models or the `tokens` that come ready made; a
+//!    `mixture` of files draws them by weights.
 //! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation), `chat_template` (conversations),
 //!    `packing` (several examples in a row).
 //! 3. Sets, made once and kept on disk (`prepare`, all of their files or a `share`): `rows`, with
-//!    their `labels`.
+//!    their `labels`; a `survey` looks at one and keeps nothing.
 //! 4. Batches: `sampler` (which rows, in which order), `set` (rows to a `batch`; `padding` serves
 //!    it), `loader` (threads that prepare batches ahead of the step, through a `queue` each).
 //!
@@ -26,6 +27,7 @@ mod fuzz;
 mod label;
 pub mod labels;
 pub mod loader;
+pub mod mixture;
 pub mod packing;
 pub mod padding;
 pub mod prepare;
@@ -39,8 +41,10 @@ pub mod set;
 pub mod settings;
 pub mod share;
 pub mod stream;
+pub mod survey;
 pub mod texts;
 pub mod tokenizer;
+pub mod tokens;
 pub mod whitespace;
 
 pub use batch::{Batch, BatchRows, HostLabels};

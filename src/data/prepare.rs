@@ -15,8 +15,9 @@ use xtrain_report::progress;
 
 use super::error::{Error, Result};
 use super::formats::{input, table};
+use super::mixture::{Mixed, Mixture};
 use super::rows::{Origin, Rows, RowsWriter, Totals};
-use super::samples::{Recipe, Sample, Samples};
+use super::samples::{EncodedGroup, Recipe, Sample, Samples};
 use super::settings::SourceSettings;
 use super::share::Share;
 use super::tokenizer::Tokenizer;
@@ -55,9 +56,13 @@ pub struct Job<'a> {
     /// Which set, in the user's words: train, validation, test.
     pub what: &'static str,
     pub files: &'a [PathBuf],
+    /// How the files are mixed; `None`: one after the other.
+    pub mixture: Option<&'a Mixture>,
     pub share: Share,
     pub source: &'a SourceSettings,
     pub tokenizer: &'a Tokenizer,
+    /// No id reaches it.
+    pub id_bound: usize,
     /// All else that decides the result.
     pub key: Value,
     pub quiet: bool,
@@ -98,7 +103,7 @@ impl Job<'_> {
                 format!("{:?}", table::Format::of(path))
             ]));
         }
-        let key = json!({
+        let mut key = json!({
             "task": self.task,
             // Another version may bring another tokenizers crate.
             "xtrain": env!("CARGO_PKG_VERSION"),
@@ -109,6 +114,9 @@ impl Job<'_> {
             "tokenizer": self.tokenizer.fingerprint(),
             "key": self.key,
         });
+        if let Some(mixture) = self.mixture {
+            key["mixture"] = json!(format!("{mixture:?} {}", self.source.seed));
+        }
         let digest = hash::sha256(key.to_string().as_bytes());
         Ok(self
             .source
@@ -173,7 +181,7 @@ impl Job<'_> {
             }
             // A whole one is never replaced: others may read it.
             let _ = std::fs::remove_file(&path);
-            write(&path, self.tokenizer.id_bound() > 1 << 16)?;
+            write(&path, self.id_bound > 1 << 16)?;
             made += 1;
         }
     }
@@ -193,29 +201,78 @@ impl Job<'_> {
         let temporary = std::env::temp_dir();
         let dir = tempfile::tempdir().map_err(Error::io("create a directory in", &temporary))?;
         let path = dir.path().join("set.rows");
-        write(&path, self.tokenizer.id_bound() > 1 << 16)?;
+        write(&path, self.id_bound > 1 << 16)?;
         let read = Rows::open(&path).map(|set| set.with_origin(Origin::Tokenized));
         read.map_err(|reason| Error::io("read back", &path)(std::io::Error::other(reason)))
     }
 
-    /// Reads and encodes the job's share of the samples. Errors are not left out with the samples
-    /// that are.
-    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut RowsWriter<'_>) -> Result<()> {
-        let all = || Samples::new(self.files, recipe, self.source.table.on_bad_row);
-        let count = || all().try_fold(0, |count, sample| sample.map(|_| count + 1));
+    /// All samples of its files.
+    fn samples<'s>(&'s self, recipe: &'s dyn Recipe) -> Result<FileSamples<'s>> {
+        let on_bad_row = self.source.table.on_bad_row;
+        Ok(match self.mixture {
+            Some(mixture) => {
+                let seed = self.source.seed;
+                let mixed = Mixed::new(self.files, mixture, seed, recipe, on_bad_row)?;
+                FileSamples::Mixed(Box::new(mixed))
+            }
+            None => FileSamples::InOrder(Samples::new(self.files, recipe, on_bad_row)),
+        })
+    }
+
+    /// Reads and encodes the job's share of the samples, group by group in their order, and gives each with
+    /// the number of its samples to `done`. Returns how many bad rows were left out, and the shares of the
+    /// files. Errors are not left out with the samples that are.
+    pub(super) fn each_group(
+        &self,
+        recipe: &dyn Recipe,
+        mut done: impl FnMut(u64, EncodedGroup) -> Result<Totals>,
+    ) -> Result<(u64, FileShares)> {
+        let count = || {
+            let mut all = self.samples(recipe)?;
+            all.try_fold(0, |count, sample| sample.map(|_| count + 1))
+        };
         let kept = self.share.kept(count)?;
-        let mut samples = all();
+        let mut samples = self.samples(recipe)?;
         let progress = Progress::start(self, samples.bytes_read());
         let chosen = samples
             .by_ref()
             .enumerate()
             .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
             .map(|(_, sample)| sample);
-        let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
+        let work = |group: &[Sample]| {
+            let encoded = recipe.encode(group)?;
+            let shares = FileShares::of(group, &encoded.lengths, self.files.len());
+            Ok((group.len() as u64, encoded, shares))
+        };
+        let size = |sample: &Sample| {
+            let ids = sample.row.as_ref().map_or(0, |row| 4 * row.ids.len());
+            ids + sample.texts.iter().map(String::len).sum::<usize>()
+        };
+        let (mut totals, mut of_files) = (
+            Totals::default(),
+            FileShares::of(&[], &[], self.files.len()),
+        );
+        self.in_groups(
+            recipe.group(),
+            chosen,
+            size,
+            work,
+            |(read, group, shares)| {
+                of_files.add(&shares);
+                totals = done(read, group)?;
+                progress.update(totals);
+                Ok(())
+            },
+        )?;
+        progress.finish(totals);
+        Ok((samples.skipped(), of_files))
+    }
+
+    /// Reads and encodes the job's share of the samples.
+    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut RowsWriter<'_>) -> Result<()> {
         let (mut largest, mut truncated, mut doubled) = (0, 0, 0);
         let (mut dropped, mut unlearned) = (0, Vec::new());
-        let size = |sample: &Sample| sample.texts.iter().map(String::len).sum();
-        self.in_groups(recipe.group(), chosen, size, work, |(read, group)| {
+        let (skipped, of_files) = self.each_group(recipe, |read, group| {
             let written = group.rows.iter().try_for_each(|row| out.push(row));
             written.map_err(Error::io("write", path))?;
             out.count(read, group.tokens, 0);
@@ -224,13 +281,14 @@ impl Job<'_> {
             dropped += group.dropped;
             doubled += group.doubled;
             unlearned.extend(group.unlearned);
-            progress.update(out.totals());
-            Ok(())
+            Ok(out.totals())
         })?;
         let totals = out.totals();
-        progress.finish(totals);
-        report_skipped(self, samples.skipped());
-        out.count(0, 0, samples.skipped());
+        report_skipped(self, skipped);
+        out.count(0, 0, skipped);
+        if self.mixture.is_some() && !self.quiet {
+            errln!("note: {}", of_files.line(self.files));
+        }
         if truncated > 0 && !self.quiet {
             errln!(
                 "note: {truncated} of {} sequences of {} are cut to {} tokens",
@@ -323,6 +381,92 @@ impl Job<'_> {
             })?;
             results.into_iter().try_for_each(&mut done)?;
         }
+    }
+}
+
+/// Samples of several files, in the order that a set has them.
+enum FileSamples<'a> {
+    InOrder(Samples<'a>),
+    Mixed(Box<Mixed<'a>>),
+}
+
+impl FileSamples<'_> {
+    fn bytes_read(&self) -> Arc<AtomicU64> {
+        match self {
+            FileSamples::InOrder(samples) => samples.bytes_read(),
+            FileSamples::Mixed(samples) => samples.bytes_read(),
+        }
+    }
+
+    fn skipped(&self) -> u64 {
+        match self {
+            FileSamples::InOrder(samples) => samples.skipped(),
+            FileSamples::Mixed(samples) => samples.skipped(),
+        }
+    }
+}
+
+impl Iterator for FileSamples<'_> {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        match self {
+            FileSamples::InOrder(samples) => samples.next(),
+            FileSamples::Mixed(samples) => samples.next(),
+        }
+    }
+}
+
+/// Samples and tokens of each of several files.
+#[derive(Debug, PartialEq)]
+pub(super) struct FileShares {
+    samples: Vec<u64>,
+    tokens: Vec<u64>,
+}
+
+impl FileShares {
+    /// Those of a group; `lengths` has the tokens of each sample, or nothing.
+    fn of(group: &[Sample], lengths: &[u64], files: usize) -> FileShares {
+        let mut shares = FileShares {
+            samples: vec![0; files],
+            tokens: vec![0; files],
+        };
+        for (position, sample) in group.iter().enumerate() {
+            shares.samples[sample.file] += 1;
+            shares.tokens[sample.file] += lengths.get(position).copied().unwrap_or(0);
+        }
+        shares
+    }
+
+    fn add(&mut self, other: &FileShares) {
+        let add = |own: &mut Vec<u64>, more: &[u64]| {
+            own.iter_mut()
+                .zip(more)
+                .for_each(|(own, more)| *own += more);
+        };
+        add(&mut self.samples, &other.samples);
+        add(&mut self.tokens, &other.tokens);
+    }
+
+    /// The share of each file, in a user's words.
+    pub fn line(&self, files: &[PathBuf]) -> String {
+        let sum = |counts: &[u64]| counts.iter().sum::<u64>();
+        let (samples, tokens) = (sum(&self.samples), sum(&self.tokens));
+        let percent = |count: u64, all: u64| 100.0 * count as f64 / all.max(1) as f64;
+        let parts = files.iter().enumerate().map(|(file, path)| {
+            let of_samples = percent(self.samples[file], samples);
+            let of_tokens = match tokens {
+                0 => String::new(),
+                all => format!(
+                    " and {:.1} % of the tokens",
+                    percent(self.tokens[file], all)
+                ),
+            };
+            let path = path.display();
+            format!("{path} gives {of_samples:.1} % of the examples{of_tokens}")
+        });
+        let parts = parts.collect::<Vec<_>>().join(", ");
+        format!("a mixture of {samples} examples: {parts}")
     }
 }
 
@@ -427,9 +571,11 @@ mod tests {
             task: "clm",
             what: "training",
             files: &[file],
+            mixture: None,
             share: Share::All,
             source: &source,
             tokenizer: &tokenizer,
+            id_bound: 300,
             key: Value::Null,
             quiet: true,
         };

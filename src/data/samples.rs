@@ -18,13 +18,18 @@ use super::share::Share;
 /// What a task reads at a time: a line, a row of a table, a sentence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Position among all rows of the files, those that are left out too.
+    /// Position among all rows of the files, those that are left out too; in a mixture, among its
+    /// samples.
     pub index: u64,
+    /// Its file, by its number among them.
+    pub file: usize,
     /// A text, both texts of a pair, or the words of a sentence.
     pub texts: Vec<String>,
     /// One for the sample or one for each word, `None` where it is unknown; empty where the task
     /// has no labels.
     pub labels: Vec<Option<Label>>,
+    /// Its tokens, where they come ready made.
+    pub row: Option<Row>,
 }
 
 /// One open file of samples.
@@ -53,6 +58,8 @@ pub struct EncodedGroup {
     pub rows: Vec<Row>,
     /// Tokens before cutting into rows of one length.
     pub tokens: u64,
+    /// The same of each sample; empty where the task does not count them.
+    pub lengths: Vec<u64>,
     /// Rows that did not fit and were truncated.
     pub truncated: u64,
     /// Samples that became no row, though nothing is wrong with them.
@@ -142,9 +149,11 @@ pub trait Recipe: Debug + Send + Sync {
 /// Samples of several files, as if they were one list. Ends at an error; bad rows are left out and
 /// counted where that was asked for. Files are opened as they are reached.
 pub struct Samples<'a> {
-    files: std::slice::Iter<'a, PathBuf>,
+    files: std::iter::Enumerate<std::slice::Iter<'a, PathBuf>>,
     recipe: &'a dyn Recipe,
     on_bad_row: OnBadRow,
+    /// The number of the current file.
+    file: usize,
     current: Option<Box<dyn SampleFile>>,
     bytes_read: Arc<AtomicU64>,
     rows: u64,
@@ -154,12 +163,23 @@ pub struct Samples<'a> {
 
 impl<'a> Samples<'a> {
     pub fn new(files: &'a [PathBuf], recipe: &'a dyn Recipe, on_bad_row: OnBadRow) -> Samples<'a> {
+        Samples::counted(files, recipe, on_bad_row, Arc::default())
+    }
+
+    /// The same; raw bytes read are added to `bytes_read`.
+    pub fn counted(
+        files: &'a [PathBuf],
+        recipe: &'a dyn Recipe,
+        on_bad_row: OnBadRow,
+        bytes_read: Arc<AtomicU64>,
+    ) -> Samples<'a> {
         Samples {
-            files: files.iter(),
+            files: files.iter().enumerate(),
             recipe,
             on_bad_row,
+            file: 0,
             current: None,
-            bytes_read: Arc::default(),
+            bytes_read,
             rows: 0,
             skipped: 0,
             done: false,
@@ -179,9 +199,10 @@ impl<'a> Samples<'a> {
     fn read(&mut self) -> Result<Option<Sample>> {
         loop {
             let Some(current) = &mut self.current else {
-                let Some(path) = self.files.next() else {
+                let Some((number, path)) = self.files.next() else {
                     return Ok(None);
                 };
+                self.file = number;
                 self.current = Some(self.recipe.open(path, self.bytes_read.clone())?);
                 continue;
             };
@@ -192,7 +213,14 @@ impl<'a> Samples<'a> {
             let index = self.rows;
             self.rows += 1;
             match sample {
-                Ok(sample) => return Ok(Some(Sample { index, ..sample })),
+                Ok(sample) => {
+                    let file = self.file;
+                    return Ok(Some(Sample {
+                        index,
+                        file,
+                        ..sample
+                    }));
+                }
                 Err(error) if error.is_bad_row() && self.on_bad_row == OnBadRow::Skip => {
                     self.skipped += 1
                 }

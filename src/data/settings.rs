@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::features::Features;
+use super::mixture::Mixture;
 
 /// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
 /// from a wrong delimiter, an open quote or a decompression bomb.
@@ -18,6 +19,8 @@ pub struct SourceSettings {
     /// Files in order, each read by its extension: `.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`,
     /// anything else as text; all but parquet may end in `.gz` too.
     pub train_files: Vec<PathBuf>,
+    /// How the training files are mixed; `None`: one after the other.
+    pub mixture: Option<Mixture>,
     pub validation_files: Vec<PathBuf>,
     /// MNLI's second set to validate on, whose texts are of other kinds than the training's.
     pub validation_mismatched_files: Vec<PathBuf>,

@@ -20,7 +20,7 @@ use xtrain_runtime::Client;
 use xtrain_trainer as trainer;
 use xtrain_trainer::error_in_batch;
 use xtrain_trainer::feed::{BatchShape, DeviceBatch};
-use xtrain_trainer::session::{Buffers, local_devices};
+use xtrain_trainer::mesh_devices::{Buffers, local_devices};
 
 /// What a run's batches look like.
 #[derive(Clone, Debug)]

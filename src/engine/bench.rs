@@ -4,7 +4,7 @@ use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::execution::Execution;
-use super::model::{ModelConfig, origin};
+use super::model::{LoadedModel, ModelConfig, origin};
 use super::profile;
 use ndarray::Array2;
 use rand::{RngExt, SeedableRng};
@@ -21,10 +21,12 @@ use xtrain_report::memory::{cpu_time, peak_rss};
 use xtrain_report::scaling::Exchange;
 use xtrain_runtime::Library;
 use xtrain_trainer::ahead::{Ahead, RunShapes};
+use xtrain_trainer::feed::DeviceBatch;
 use xtrain_trainer::matmul_peak;
 use xtrain_trainer::parameters::{self, Head};
+use xtrain_trainer::pipeline::HostTime;
 use xtrain_trainer::session::Session;
-use xtrain_trainer::step::{Phase, StepMetrics, read_metrics};
+use xtrain_trainer::step::{Phase, TrainStep, read_metrics};
 
 /// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
 const MASKED: f64 = 0.15;
@@ -41,68 +43,28 @@ const BATCHES: usize = 4;
 /// If the model cannot be read, or a step cannot be run.
 pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let began = Instant::now();
-    let mut read = ModelConfig::read(&plan.model, None)?;
-    if let ModelSource::Scratch { overrides, .. } = &plan.model {
-        set_dropout(&mut read.config, *plan.train.flags.dropout, overrides);
-    }
-    // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
-    // for.
-    let task =
-        match HeadKind::of(&read.config).map_err(failed("reading the model's configuration"))? {
-            HeadKind::MaskedLm => HeadKind::MaskedLm,
-            _ => HeadKind::CausalLm,
-        };
-    let mut loaded = read.build(task, Head::NewIfMissing)?;
-    if let Some(config) = &plan.lora {
-        loaded = loaded.with_new_adapter(config.clone())?;
-    }
+    let flags = &plan.train.flags;
+    let (loaded, objective) = model(plan)?;
     let model = &*loaded.model;
-    if *plan.train.flags.seq > model.max_positions() {
-        let positions = model.max_positions();
-        let problem = format!(
-            "--seq {} is more than the model's {positions} positions (n_positions)",
-            *plan.train.flags.seq
-        );
-        return Err(Error::usage(
-            problem,
-            format!("set --seq {positions} or less"),
-        ));
-    }
     let execution = Execution::new(&plan.device, &plan.cache, &plan.train);
     let shards = plan.train.mesh.batch_shards();
     let shape = [
-        ("batch", plan.train.flags.batch.to_string()),
-        ("seq", plan.train.flags.seq.to_string()),
+        ("batch", flags.batch.to_string()),
+        ("seq", flags.seq.to_string()),
         ("data_parallel", shards.to_string()),
     ];
     let mut session = execution.session(model, origin("bench", model, &shape))?;
-    let total = (*plan.train.flags.warmup + *plan.train.flags.steps) as u64;
+    let total = (*flags.warmup + *flags.steps) as u64;
     let schedule = Schedule {
         kind: ScheduleKind::Constant,
         peak: plan.train.optimizer.learning_rate,
         warmup: 0,
         total,
     };
-    let objective: Arc<dyn Objective> = match task {
-        HeadKind::MaskedLm => Arc::new(MaskedToken {
-            share: Some(MASKED),
-            ..MaskedToken::default()
-        }),
-        _ => Arc::new(NextToken::default()),
-    };
     let train_step = execution.step(model, &objective, schedule);
-    let labelled_share = objective.labelled_share();
-    let form = BatchForm {
-        lengths: vec![*plan.train.flags.seq],
-        named: false,
-        objective,
-        attention_mask: false,
-        position_ids: false,
-        token_type_ids: false,
-        mesh: plan.train.mesh,
-    };
+    let form = form(plan, objective.clone());
     let shapes = RunShapes {
-        train: form.shapes(*plan.train.flags.batch),
+        train: form.shapes(*flags.batch),
         eval: Vec::new(),
         accumulation: 1,
         of_reference: false,
@@ -116,25 +78,18 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     ahead.start().map_err(failed("recording the step"))?;
 
     let placing = Instant::now();
-    loaded.place(&mut session, *plan.train.flags.seed)?;
+    loaded.place(&mut session, *flags.seed)?;
     parameters::set_extra_state(&mut session, &train_step.extra_state(false), None)
         .map_err(failed("placing the moments"))?;
-    let mut rng = ChaCha8Rng::seed_from_u64(*plan.train.flags.seed);
-    let mut batches = Vec::new();
-    for index in 0..BATCHES {
-        let batch = random_batch(
-            *plan.train.flags.batch * shards,
-            *plan.train.flags.seq,
-            model.vocab_size(),
-            labelled_share,
-            index,
-            &mut rng,
-        );
-        batches.push(
-            form.upload(session.client(), batch)
-                .map_err(failed("placing a batch"))?,
-        );
-    }
+    let mut rng = ChaCha8Rng::seed_from_u64(*flags.seed);
+    let batches = (0..BATCHES).map(|index| {
+        let (rows, vocabulary) = (*flags.batch * shards, model.vocab_size());
+        let share = objective.labelled_share();
+        let batch = random_batch(rows, *flags.seq, vocabulary, share, index, &mut rng);
+        let uploaded = form.upload(session.client(), batch);
+        uploaded.map_err(failed("placing a batch"))
+    });
+    let batches = batches.collect::<Result<Vec<DeviceBatch>, Error>>()?;
     let placing = placing.elapsed();
     // Part of the start, unlike the measurement of the ceiling, which would wait for it too.
     session.cache_mut().settle();
@@ -143,83 +98,17 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let measuring = Instant::now();
     let before = measure_ceiling(&mut session, plan.train.precision)?;
     let measuring = measuring.elapsed();
-    let mut times = Vec::new();
-    let mut trace = Vec::new();
-    let mut cpu = Vec::new();
-    let (mut first_step, mut startup) = (Duration::ZERO, Duration::ZERO);
-    let mut losses: Vec<StepMetrics> = Vec::new();
-    for step in 0..total {
-        let (start, cpu_start) = (Instant::now(), cpu_time());
-        let phase = Phase::Update { accumulated: false };
-        let marked = train_step
-            .microbatch(
-                &mut session,
-                &batches[step as usize % BATCHES],
-                phase,
-                step,
-                step,
-            )
-            .map_err(failed("running a step"))?;
-        if step == 0 {
-            startup = began.elapsed() - placing - measuring;
-        }
-        let host = marked.host_time;
-        losses.push(
-            read_metrics(&marked)
-                .and_then(|m| m.wait())
-                .map_err(failed("running a step"))?,
-        );
-        if step == 0 {
-            first_step = began.elapsed() - measuring;
-        }
-        if step >= *plan.train.flags.warmup as u64 {
-            times.push(start.elapsed().as_secs_f64() * 1e3);
-            cpu.push((cpu_time() - cpu_start).as_secs_f64() * 1e3);
-            trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
-        }
-    }
-    let profile = if *plan.train.flags.profile {
-        let mut step = total;
-        let work = || -> Result<(), Error> {
-            for _ in 0..PROFILED {
-                let phase = Phase::Update { accumulated: false };
-                let batch = &batches[step as usize % BATCHES];
-                let marked = train_step
-                    .microbatch(&mut session, batch, phase, step, step)
-                    .map_err(failed("running a step"))?;
-                let metrics = read_metrics(&marked).and_then(|m| m.wait());
-                metrics.map_err(failed("running a step"))?;
-                step += 1;
-            }
-            Ok(())
-        };
-        let library = Library::open().map_err(failed("opening XLA's profiler"))?;
-        let (done, events) = library
-            .profile(work)
-            .map_err(failed("recording a profile"))?;
-        done?;
-        let graphs = session.cache().graphs();
-        let steps = graphs
-            .iter()
-            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME);
-        let modules = steps.map(|graph| graph.executable.optimized_hlo());
-        let modules: Result<Vec<_>, _> = modules.collect();
-        let parts = modules.and_then(|modules| profile::parts(&events, &modules));
-        let parts = parts.map_err(failed("reading the compiled step"))?;
-        Some(profile::json(&parts, PROFILED))
-    } else {
-        None
+    let mut steps = Steps {
+        step: &train_step,
+        session: &mut session,
+        batches: &batches,
     };
-    let stored = |loaded: bool| {
-        let graphs = session.cache().graphs();
-        let of_steps = graphs
-            .iter()
-            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME && graph.loaded == loaded);
-        of_steps.fold((0, 0.0), |(count, seconds), graph| {
-            (count + 1, seconds + graph.ready_time.as_secs_f64())
-        })
-    };
-    let ((loaded_graphs, load_s), (compiled_graphs, compile_s)) = (stored(true), stored(false));
+    let timings = steps.timed(total, *flags.warmup as u64)?;
+    let profile = flags.profile.then(|| steps.profiled(total)).transpose()?;
+    let startup = timings.handed_over - began - placing - measuring;
+    let first_step = timings.first_done - began - measuring;
+    let (loaded_graphs, load_s) = graphs_of_steps(&session, true);
+    let (compiled_graphs, compile_s) = graphs_of_steps(&session, false);
     let device = session
         .client()
         .addressable_devices()
@@ -227,9 +116,10 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         .and_then(|device| device.memory());
     let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
     let ceiling = before.max(measure_ceiling(&mut session, plan.train.precision)?);
-    for series in [&mut times, &mut trace, &mut cpu] {
+    let [times, trace, cpu] = [timings.steps, timings.trace, timings.cpu].map(|mut series| {
         series.sort_by(f64::total_cmp);
-    }
+        series
+    });
     let median = times[times.len() / 2];
     let tflops = train_step.flops(&batches[0]) / median / 1e9;
     let mut ahead = Ahead {
@@ -246,7 +136,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
         "cpu_ms_median": cpu[cpu.len() / 2],
-        "tokens_per_s": (*plan.train.flags.batch * shards * *plan.train.flags.seq) as f64 / median * 1e3,
+        "tokens_per_s": (*flags.batch * shards * *flags.seq) as f64 / median * 1e3,
         "model_tflops": tflops,
         "ceiling_tflops": ceiling,
         "fraction_of_ceiling": tflops / ceiling,
@@ -258,8 +148,8 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         "peak_device_mb": device_peak.map_or(0.0, |b| b as f64 / 1e6),
         "peak_rss_mb": peak_rss().map_or(0.0, |b| b as f64 / 1e6),
         "trace_ms": trace[trace.len() / 2],
-        "loss_first": losses[0].loss,
-        "loss_last": losses[losses.len() - 1].loss,
+        "loss_first": timings.losses[0],
+        "loss_last": timings.losses[timings.losses.len() - 1],
         "compiled_graphs": compiled_graphs,
         "loaded_graphs": loaded_graphs,
         "load_s": load_s,
@@ -269,6 +159,149 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         results["profile"] = profile;
     }
     Ok(results)
+}
+
+/// The model, and what it learns: encoders masked tokens, decoders the next one, whatever else the model
+/// was saved for.
+fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
+    let flags = &plan.train.flags;
+    let mut read = ModelConfig::read(&plan.model, None)?;
+    if let ModelSource::Scratch { overrides, .. } = &plan.model {
+        set_dropout(&mut read.config, *flags.dropout, overrides);
+    }
+    let head = HeadKind::of(&read.config).map_err(failed("reading the model's configuration"))?;
+    let (task, objective): (HeadKind, Arc<dyn Objective>) = match head {
+        HeadKind::MaskedLm => {
+            let share = Some(MASKED);
+            let masked = MaskedToken {
+                share,
+                ..MaskedToken::default()
+            };
+            (HeadKind::MaskedLm, Arc::new(masked))
+        }
+        _ => (HeadKind::CausalLm, Arc::new(NextToken::default())),
+    };
+    let mut loaded = read.build(task, Head::NewIfMissing)?;
+    if let Some(config) = &plan.lora {
+        loaded = loaded.with_new_adapter(config.clone())?;
+    }
+    let positions = loaded.model.max_positions();
+    if *flags.seq > positions {
+        let problem = format!(
+            "--seq {} is more than the model's {positions} positions (n_positions)",
+            *flags.seq
+        );
+        let fix = format!("set --seq {positions} or less");
+        return Err(Error::usage(problem, fix));
+    }
+    Ok((loaded, objective))
+}
+
+/// Batches of tokens alone.
+fn form(plan: &BenchPlan, objective: Arc<dyn Objective>) -> BatchForm {
+    BatchForm {
+        lengths: vec![*plan.train.flags.seq],
+        named: false,
+        objective,
+        attention_mask: false,
+        position_ids: false,
+        token_type_ids: false,
+        mesh: plan.train.mesh,
+    }
+}
+
+/// Steps over a few batches in turn.
+struct Steps<'s> {
+    step: &'s TrainStep<'s>,
+    session: &'s mut Session,
+    batches: &'s [DeviceBatch],
+}
+
+/// Milliseconds of each step that counts, and when the first one came.
+struct Timings {
+    steps: Vec<f64>,
+    cpu: Vec<f64>,
+    /// Of the host, until a step was handed over.
+    trace: Vec<f64>,
+    losses: Vec<f32>,
+    handed_over: Instant,
+    first_done: Instant,
+}
+
+impl Steps<'_> {
+    /// Runs a step to its end: its loss, the host's time, and when it was handed over.
+    fn run(&mut self, step: u64) -> Result<(f32, HostTime, Instant), Error> {
+        let batch = &self.batches[step as usize % self.batches.len()];
+        let phase = Phase::Update { accumulated: false };
+        let marked = self.step.microbatch(self.session, batch, phase, step, step);
+        let marked = marked.map_err(failed("running a step"))?;
+        let handed_over = Instant::now();
+        let metrics = read_metrics(&marked).and_then(|m| m.wait());
+        let metrics = metrics.map_err(failed("running a step"))?;
+        Ok((metrics.loss, marked.host_time, handed_over))
+    }
+
+    /// Times the steps up to `total`, without those of the warm-up.
+    fn timed(&mut self, total: u64, warmup: u64) -> Result<Timings, Error> {
+        let now = Instant::now();
+        let mut timings = Timings {
+            steps: Vec::new(),
+            cpu: Vec::new(),
+            trace: Vec::new(),
+            losses: Vec::new(),
+            handed_over: now,
+            first_done: now,
+        };
+        for step in 0..total {
+            let (start, cpu_start) = (Instant::now(), cpu_time());
+            let (loss, host, handed_over) = self.run(step)?;
+            timings.losses.push(loss);
+            if step == 0 {
+                (timings.handed_over, timings.first_done) = (handed_over, Instant::now());
+            }
+            if step >= warmup {
+                let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+                timings.steps.push(milliseconds(start.elapsed()));
+                timings.cpu.push(milliseconds(cpu_time() - cpu_start));
+                timings.trace.push(milliseconds(host.trace + host.execute));
+            }
+        }
+        Ok(timings)
+    }
+
+    /// Where the time of further steps goes.
+    fn profiled(&mut self, first: u64) -> Result<Value, Error> {
+        let library = Library::open().map_err(failed("opening XLA's profiler"))?;
+        let work = || {
+            (first..)
+                .take(PROFILED as usize)
+                .try_for_each(|step| self.run(step).map(drop))
+        };
+        let (done, events) = library
+            .profile(work)
+            .map_err(failed("recording a profile"))?;
+        done?;
+        let graphs = self.session.cache().graphs();
+        let steps = graphs
+            .iter()
+            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME);
+        let modules = steps.map(|graph| graph.executable.optimized_hlo());
+        let modules: Result<Vec<_>, _> = modules.collect();
+        let parts = modules.and_then(|modules| profile::parts(&events, &modules));
+        let parts = parts.map_err(failed("reading the compiled step"))?;
+        Ok(profile::json(&parts, PROFILED))
+    }
+}
+
+/// How many of the steps' graphs were loaded, or compiled, and the seconds that took.
+fn graphs_of_steps(session: &Session, loaded: bool) -> (usize, f64) {
+    let graphs = session.cache().graphs();
+    let of_steps = graphs
+        .iter()
+        .filter(|graph| graph.name != matmul_peak::GRAPH_NAME && graph.loaded == loaded);
+    of_steps.fold((0, 0.0), |(count, seconds), graph| {
+        (count + 1, seconds + graph.ready_time.as_secs_f64())
+    })
 }
 
 fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {

@@ -21,6 +21,7 @@ pub mod exchanged;
 mod execution;
 pub mod fit;
 mod generate;
+mod hooks;
 mod merge;
 pub mod meshes;
 pub mod model;

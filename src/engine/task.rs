@@ -12,6 +12,7 @@ use xtrain_config::{self as config, Flags, RunPlan, TaskPlan};
 use xtrain_data::padding::Padding;
 use xtrain_data::sampler::BatchPlan;
 use xtrain_data::stream::StreamSpec;
+use xtrain_data::survey::Survey;
 use xtrain_data::{HostLabels, LabelMap, Set, Tokenizer};
 use xtrain_graphs::Tensor;
 use xtrain_models::{Config, HeadKind, LabelledShare, Model, Objective, Predictions};
@@ -276,10 +277,29 @@ impl TaskData {
         labels: Option<RunLabels>,
         model: &dyn Model,
     ) -> Result<Self, Error> {
-        let plan = run.task.clone();
+        let mut plan = run.task.clone();
         let length = plan.length(tokenizer.model_max_length(), model.max_positions());
         let flag = plan.length_flag();
-        let length = length.map_err(|error| config::length_mistake(&error, flag))?;
+        let mut length = length.map_err(|error| config::length_mistake(&error, flag))?;
+        let mut context = Context {
+            tokenizer: tokenizer.clone(),
+            length: length.size,
+            vocabulary: model.vocab_size(),
+            labels,
+            quiet: run.quiet(),
+            spaces_words: model.info().spaces_words,
+        };
+        let fitted = match run.train.flags.trains() {
+            true => plan.fitted(&context),
+            false => Ok(None),
+        };
+        if let Some((fitted, note)) = fitted.map_err(failed("looking at the examples"))? {
+            say(&format!("note: {note}"));
+            plan = fitted;
+            let asked = plan.length(tokenizer.model_max_length(), model.max_positions());
+            length = asked.map_err(|error| config::length_mistake(&error, flag))?;
+            context.length = length.size;
+        }
         // Of a trained model, the training has said so.
         let is_asked = run.train.flags.typed.0.contains_key(flag);
         if let Some(note) = &length.note
@@ -287,24 +307,19 @@ impl TaskData {
         {
             say(&format!("note: {note}"));
         }
-        let label_map = labels.as_ref().map(|labels| &labels.map);
+        let label_map = context.label_map();
         let smoothing = *run.train.flags.label_smoothing_factor;
+        let objective = plan.objective(label_map, smoothing);
         let task = TaskData {
-            objective: plan.objective(label_map, smoothing),
+            objective,
             evaluation: plan.of_evaluation(),
             plan,
             flags: run.train.flags.clone(),
-            context: Context {
-                tokenizer: tokenizer.clone(),
-                length: length.size,
-                labels,
-                quiet: run.quiet(),
-                spaces_words: model.info().spaces_words,
-            },
+            context,
             segments: None,
         };
         task.lengths()?;
-        if let Some(note) = task.plan.note(&task.context) {
+        for note in task.plan.notes(&task.context) {
             say(&format!("note: {note}"));
         }
         Ok(task)
@@ -385,6 +400,15 @@ impl TaskData {
             say(&format!("note: {what}: {summary}"));
         }
         Ok(set)
+    }
+
+    /// The training set looked at: its first examples, up to `most`, and counts of all in batches of `batch`.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or has a sample that the task cannot use.
+    pub fn survey(&self, most: usize, batch: usize) -> Result<Survey, Error> {
+        let survey = tasks::survey(&*self.plan, &self.context, most, batch);
+        survey.map_err(failed("looking at the training set"))
     }
 
     /// The task as it reads a split's set.

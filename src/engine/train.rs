@@ -2,15 +2,15 @@
 
 use super::adapter;
 use super::error::{Error, Outcome, failed};
-use super::model::{load_saved, parameter_count, trained_count};
-use super::process;
+use super::hooks::OwnHooks;
+use super::model::{LoadedModel, load_saved, parameter_count, trained_count};
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
 use super::training_data::TrainingData;
 use std::io::IsTerminal;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use xtrain_checkpoint::hf::{
     Form, TRAINER_STATE_FILE, TrainerState, remove_if_there, save_metrics, write_json,
 };
@@ -19,34 +19,29 @@ use xtrain_config::{DATA_SETTINGS_FILE, RunPlan, TrainSettings};
 use xtrain_data::{LabelMap, Set};
 use xtrain_distributed::ProcessGroup;
 use xtrain_distributed::process_group::Work;
-use xtrain_graphs::optim::{Plateau, ScheduleKind};
+use xtrain_graphs::optim::{Plateau, Schedule, ScheduleKind};
 use xtrain_models::Model;
 use xtrain_report::accounting::{self, Part};
 use xtrain_report::printable::quotable;
 use xtrain_report::progress::{Progress as Bar, Style};
 use xtrain_report::records::{Record, SummaryRecord};
-use xtrain_report::telemetry::Telemetry;
 use xtrain_report::terminal::{Tone, paint};
 use xtrain_report::trackers::RunEnd;
 use xtrain_report::units;
 use xtrain_report::{errln, outln};
-use xtrain_trainer::ahead::Ahead;
+use xtrain_trainer::ahead::{Ahead, RunShapes};
+use xtrain_trainer::evaluate::Metrics;
 use xtrain_trainer::hooks::best::Best;
-use xtrain_trainer::hooks::{
-    EvaluateHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel, TelemetryHook,
-    graph_listener, trainer_state,
-};
+use xtrain_trainer::hooks::{SavedModel, trainer_state};
 use xtrain_trainer::interrupt::Interrupt;
+use xtrain_trainer::parameters::{self, ExtraState};
 use xtrain_trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use xtrain_trainer::run_state::{
     CheckpointHistory, MeasuredTotals, RunLog, RunState, RunningTotals,
 };
 use xtrain_trainer::session::Session;
-use xtrain_trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, TokensSeen};
-use xtrain_trainer::{matmul_peak, parameters, replicas};
-
-/// For measuring the device's peak FLOP/s at the start of a run.
-const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
+use xtrain_trainer::settings::{Cadence, ExampleOrder, TokensSeen};
+use xtrain_trainer::step::TrainStep;
 
 impl Run {
     /// Trains to the end of the plan, or until a hook or a signal ends it, and saves the model in
@@ -63,24 +58,9 @@ impl Run {
         interrupt: Option<&Interrupt>,
         hooks: Vec<Box<dyn Hook>>,
     ) -> Result<Outcome, Error> {
-        if ProcessGroup::this_writes() {
-            clean_output_dir(&self.plan.train.output_dir)
-                .map_err(failed("cleaning up after a killed run"))?;
-        }
-        self.add_reference()?;
-        let (length, schedule) = self.length()?.expect("the plan trains");
-        let train = &mut self.plan.train;
-        for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
-            *cadence = cadence.in_steps(length.max_steps);
-        }
+        let (length, schedule) = self.prepare()?;
         let data = TrainingData::of(self)?;
-        let mut identity = TrainingState {
-            warmup_steps: schedule.warmup,
-            ..self.identity(&data, &length)
-        };
-        let settings = resume::changeable_settings(&self.plan.train, &schedule);
-        identity.extra.insert(resume::SETTINGS.into(), settings);
-        resume::note_trained(&mut identity, &self.loaded);
+        let identity = self.identity(&data, &length, &schedule);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
         let saved_model = self.saved_model();
         let Run {
@@ -89,8 +69,6 @@ impl Run {
             task,
             validation,
             session,
-            trained,
-            evaluated,
             ..
         } = self;
         let (settings, model) = (&plan.train, &*loaded.model);
@@ -113,27 +91,14 @@ impl Run {
             resuming.run.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }
         let start = resuming.start(resumed.as_ref())?;
-        Ahead {
-            session: &mut *session,
-            step: &step,
-            shapes: &shapes.of_training(),
-            metrics: Some(&*task.metrics()),
-        }
-        .start()
-        .map_err(failed("recording the graphs"))?;
+        start_ahead(session, &step, &shapes.of_training(), &*task.metrics())?;
         if let Some(saved) = &resumed {
             resuming.describe(saved, model, &start.progress);
             if let Some(group) = ProcessGroup::joined() {
                 group.saved(start.progress.step);
             }
-            loaded.restore(session, saved, *flags.seed)?;
-            parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
-                .map_err(failed("loading the moments"))?;
-        } else {
-            loaded.place(session, *flags.seed)?;
-            parameters::set_extra_state(session, &extra_state, None)
-                .map_err(failed("making room for the moments"))?;
         }
+        place(loaded, session, resumed.as_ref(), *flags.seed, &extra_state)?;
         let adapter_at_start = adapter::digest(session, model)?;
         // Before there is a file: a tracker that does not answer leaves the directory as it was.
         let trackers = ProcessGroup::this_writes()
@@ -142,17 +107,10 @@ impl Run {
         let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
         state.log.print_as(plan.log_format);
         if let Some(trackers) = trackers {
-            let (examples, evaluated) = (data.examples(), validation.as_ref().map(Set::len));
+            let sets = (data.examples(), validation.as_ref().map(Set::len));
             let start = &start.progress;
-            let classes = task.labels().filter(|map| !map.are_numbers());
-            let header = header(plan, model, session, &length, start, examples, evaluated);
-            for line in header.into_iter().chain(classes.map(labels)) {
+            for line in header(plan, model, session, &length, start, sets, task.labels()) {
                 state.log.note(&line);
-            }
-            if !std::io::stderr().is_terminal()
-                && let Some(note) = unlogged(settings, &length, start)
-            {
-                state.log.note(&note);
             }
             state.log.track(trackers);
         }
@@ -162,58 +120,23 @@ impl Run {
                 "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
             );
         }
-
-        let telemetry = telemetry_hook(plan, session, &start.progress);
-        let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
-            .map_err(failed("measuring the matrix-multiply ceiling"))?;
-        if ProcessGroup::this_writes() {
-            telemetry.describe(process::describe(plan, session, model, peak));
-        }
-        let log = LogHook::new(
-            settings.logging,
-            *flags.logging_first_step,
-            *flags.include_num_input_tokens_seen,
-            Some(peak),
-            task.objective.measures(),
-        );
-        let mut all = vec![boxed(log), boxed(telemetry)];
-        if replicas::have_equals(settings.mesh, session.placements()) {
-            all.push(boxed(ReplicaCheckHook {
-                parameters: model.parameters(),
-                cadence: settings.replica_check,
-            }));
-        }
-        let (client, workers) = (session.client().clone(), task.workers());
-        if let Some(set) = validation.clone() {
-            let (client, form) = (client.clone(), form.clone());
-            let rows = *flags.per_device_eval_batch_size;
-            all.push(boxed(EvaluateHook {
-                model,
-                objective: &*task.objective,
-                metrics: Box::new(|| task.metrics()),
-                batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
-                times: evaluation_times(settings),
-            }));
-        }
-        let resumable = !*flags.save_only_model;
-        let saved = extra_state.iter().filter(|state| state.saved && resumable);
-        all.push(boxed(SaveHook {
-            settings: SaveSettings {
-                output_dir: settings.output_dir.clone(),
-                cadence: settings.save,
-                total_limit: *flags.save_total_limit,
-                in_background: *flags.async_save,
-                only_model: *flags.save_only_model,
-            },
-            evaluations: evaluation_times(settings),
-            trainer_state: constant_state(settings, &length),
-            model: &saved_model,
+        let saved = extra_state
+            .iter()
+            .filter(|state| state.saved && !*flags.save_only_model);
+        let own = OwnHooks {
+            plan,
+            model,
+            task,
+            validation: validation.as_ref(),
+            form: &form,
+            saved_model: &saved_model,
             optimizer_state: saved.map(|state| state.name.clone()).collect(),
+            trainer_state: constant_state(settings, &length),
             state: resuming.run,
-            interrupt: interrupt.cloned(),
-            writes: ProcessGroup::this_writes(),
-            background: None,
-        }));
+            interrupt,
+        };
+        let mut all = own.make(session, &start.progress)?;
+        let (client, workers) = (session.client().clone(), task.workers());
         all.extend(hooks);
 
         let rows = settings.batch_rows();
@@ -224,6 +147,7 @@ impl Run {
             interrupt.begin();
         }
         let progress = if stopped_early {
+            drop(all);
             start.progress
         } else {
             let run = RunLoop {
@@ -236,15 +160,11 @@ impl Run {
             run.run(&mut batches, start.progress)
                 .map_err(failed("training"))?
         };
+        let steps = progress.step - start.progress.step;
         let finished = Finished {
             progress,
-            steps: progress.step - start.progress.step,
-            examples: examples_seen(
-                settings,
-                &length,
-                examples,
-                progress.step - start.progress.step,
-            ),
+            steps,
+            examples: examples_seen(settings, &length, examples, steps),
             set: examples.map(|rows| rows as u64),
             runtime: began.elapsed().as_secs_f64(),
             length,
@@ -252,6 +172,28 @@ impl Run {
         accounting::proceed_to(Part::Rest);
         batches.warn_of_skipped_rows();
         drop(batches);
+        self.conclude(state, finished, &saved_model, adapter_at_start, interrupt)
+    }
+
+    /// What comes after the last step: the best weights, and the model in the output directory.
+    fn conclude(
+        &mut self,
+        mut state: RunState,
+        finished: Finished,
+        saved_model: &SavedModel,
+        adapter_at_start: Option<String>,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<Outcome, Error> {
+        let Run {
+            plan,
+            loaded,
+            session,
+            trained,
+            evaluated,
+            ..
+        } = self;
+        let (settings, model) = (&plan.train, &*loaded.model);
+        let (progress, steps) = (finished.progress, finished.steps);
         if let Some(signal) = interrupt.and_then(Interrupt::received)
             && !(progress.is_last() || state.best.as_ref().is_some_and(Best::should_stop))
         {
@@ -272,11 +214,7 @@ impl Run {
             ProcessGroup::at_work(Work::Saving),
         );
         let adapter_at_end = adapter::digest(session, model)?;
-        adapter::check_changed(
-            adapter_at_start.as_ref(),
-            adapter_at_end.as_ref(),
-            finished.steps,
-        )?;
+        adapter::check_changed(adapter_at_start.as_ref(), adapter_at_end.as_ref(), steps)?;
         let best_step = match &state.best {
             Some(best) => load_best(best, &settings.output_dir, session, model)?,
             None => None,
@@ -288,7 +226,7 @@ impl Run {
             .filter(|record| record.step() == last && best_step.is_none_or(|step| step == last));
         if ProcessGroup::this_writes() {
             let served = model.adapter().map(|own| adapter::served(own, model));
-            if finish(plan, &saved_model, session, &mut state, finished)? {
+            if finish(plan, saved_model, session, &mut state, finished)? {
                 *trained = Some(TrainedLog {
                     log: state.log,
                     progress,
@@ -307,10 +245,31 @@ impl Run {
         Ok(Outcome::Done)
     }
 
+    /// Cleans up, adds what the run is compared with, and decides its length.
+    fn prepare(&mut self) -> Result<(RunLength, Schedule), Error> {
+        if ProcessGroup::this_writes() {
+            clean_output_dir(&self.plan.train.output_dir)
+                .map_err(failed("cleaning up after a killed run"))?;
+        }
+        self.add_reference()?;
+        let (length, schedule) = self.length()?.expect("the plan trains");
+        let train = &mut self.plan.train;
+        for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
+            *cadence = cadence.in_steps(length.max_steps);
+        }
+        Ok((length, schedule))
+    }
+
     /// What a checkpoint must have in common with the run that resumes from it.
-    fn identity(&self, data: &TrainingData, length: &RunLength) -> TrainingState {
+    fn identity(
+        &self,
+        data: &TrainingData,
+        length: &RunLength,
+        schedule: &Schedule,
+    ) -> TrainingState {
         let settings = &self.plan.train;
-        TrainingState {
+        let mut identity = TrainingState {
+            warmup_steps: schedule.warmup,
             seed: *settings.flags.seed,
             total_steps: length.max_steps,
             // A stream has none: a resumed run may be made longer.
@@ -326,20 +285,49 @@ impl Run {
                 other => format!("{} {other:?}", data.fingerprint(&self.task)),
             },
             ..Default::default()
+        };
+        let settings = resume::changeable_settings(settings, schedule);
+        identity.extra.insert(resume::SETTINGS.into(), settings);
+        resume::note_trained(&mut identity, &self.loaded);
+        identity
+    }
+}
+
+/// Starts to make the graphs of training.
+fn start_ahead(
+    session: &mut Session,
+    step: &TrainStep,
+    shapes: &RunShapes,
+    metrics: &dyn Metrics,
+) -> Result<(), Error> {
+    let mut ahead = Ahead {
+        session,
+        step,
+        shapes,
+        metrics: Some(metrics),
+    };
+    ahead.start().map_err(failed("recording the graphs"))
+}
+
+/// Puts the weights and the optimizer's state on the devices: a checkpoint's, or new ones.
+fn place(
+    loaded: &LoadedModel,
+    session: &mut Session,
+    resumed: Option<&Checkpoint>,
+    seed: u64,
+    extra_state: &[ExtraState],
+) -> Result<(), Error> {
+    let (moments, problem) = match resumed {
+        Some(saved) => {
+            loaded.restore(session, saved, seed)?;
+            (saved.optimizer.as_ref(), "loading the moments")
         }
-    }
-}
-
-fn boxed<'h>(hook: impl Hook + 'h) -> Box<dyn Hook + 'h> {
-    Box::new(hook)
-}
-
-fn evaluation_times(settings: &TrainSettings) -> EvaluationTimes {
-    EvaluationTimes {
-        cadence: settings.eval,
-        delay: *settings.flags.eval_delay,
-        on_start: *settings.flags.eval_on_start,
-    }
+        None => {
+            loaded.place(session, seed)?;
+            (None, "making room for the moments")
+        }
+    };
+    parameters::set_extra_state(session, extra_state, moments).map_err(failed(problem))
 }
 
 /// What `trainer_state.json` says at every step of a run.
@@ -432,9 +420,9 @@ fn header(
     session: &Session,
     length: &RunLength,
     start: &Progress,
-    examples: Option<usize>,
-    evaluated: Option<usize>,
-) -> [String; 4] {
+    (examples, evaluated): (Option<usize>, Option<usize>),
+    classes: Option<&LabelMap>,
+) -> Vec<String> {
     let settings = &plan.train;
     let (count, trained) = (parameter_count(model), trained_count(model));
     let trained = if trained == count {
@@ -493,12 +481,17 @@ fn header(
     };
     let evaluated = evaluated.map(|rows| format!(", {} to evaluate on", exact(rows)));
     let steps = units::exact(length.max_steps);
-    [
+    let mut lines = vec![
         first,
         format!("data      {rows} examples{}", evaluated.unwrap_or_default()),
         format!("batch     {batch} = {all} examples a step"),
         format!("steps     {steps}{epochs}{resumed}"),
-    ]
+    ];
+    lines.extend(classes.filter(|map| !map.are_numbers()).map(labels));
+    if !std::io::stderr().is_terminal() {
+        lines.extend(unlogged(settings, length, start));
+    }
+    lines
 }
 
 /// A run that is shorter than the default interval of its log shows no loss on the way, where there is
@@ -528,18 +521,6 @@ fn labels(map: &LabelMap) -> String {
         first.push("...".into());
     }
     format!("labels    {}: {}", map.len(), first.join(", "))
-}
-
-/// Telemetry of steps and, from the process that writes, of graphs.
-fn telemetry_hook(plan: &RunPlan, session: &mut Session, start: &Progress) -> TelemetryHook {
-    let member = plan.device.settings.member.as_ref();
-    let rank = member.map_or(0, |member| member.rank);
-    let telemetry = Telemetry::append_of_rank(&plan.train.output_dir, rank);
-    if ProcessGroup::this_writes() {
-        session.cache_mut().on_ready(graph_listener(&telemetry));
-    }
-    let (client, device) = (session.client().clone(), plan.device.kind.to_string());
-    TelemetryHook::new(telemetry, client, &device, start)
 }
 
 /// Says where a run that a signal ended can be resumed from.

@@ -116,18 +116,18 @@ pub struct ZeroSharding {
 
 impl ZeroSharding {
     /// The sharding along `axis` of a parameter of these sizes: at its first dimension that divides
-    /// and is not `taken` by tensor parallelism.
+    /// and that it `can` be sharded along: tensor parallelism has not taken it, no block of numbers is cut.
     ///
     /// The outermost one is best because its shards are contiguous, so that collectives move no
     /// element twice. Vectors stay replicated, as does what has no such dimension: they are a
     /// thousandth of a model, and a collective costs the same for little as for much.
-    pub fn of(dims: &[usize], mesh: Mesh, axis: Axis, taken: Option<usize>) -> Option<Self> {
+    pub fn of(dims: &[usize], mesh: Mesh, axis: Axis, can: impl Fn(usize) -> bool) -> Option<Self> {
         let parts = mesh.size(axis);
         if parts == 1 || dims.len() < 2 {
             return None;
         }
         let divides = |dim: &usize| dims[*dim].is_multiple_of(parts) && dims[*dim] > 0;
-        let dim = (0..dims.len()).find(|dim| divides(dim) && taken != Some(*dim))?;
+        let dim = (0..dims.len()).find(|dim| divides(dim) && can(*dim))?;
         Some(ZeroSharding { axis, dim, parts })
     }
 }
@@ -346,13 +346,14 @@ mod tests {
             ..Mesh::single()
         };
         let dim = |dims: &[usize]| {
-            ZeroSharding::of(dims, mesh, Axis::Shard, None).map(|sharding| sharding.dim)
+            ZeroSharding::of(dims, mesh, Axis::Shard, |_| true).map(|sharding| sharding.dim)
         };
         assert_eq!(dim(&[50257, 768]), Some(1));
         assert_eq!(dim(&[768, 3072]), Some(0));
         assert_eq!((dim(&[768]), dim(&[3, 5])), (None, None));
-        assert_eq!(ZeroSharding::of(&[768, 3072], mesh, Axis::Data, None), None);
-        let untaken = ZeroSharding::of(&[768, 3072], mesh, Axis::Shard, Some(0));
+        let any = |_| true;
+        assert_eq!(ZeroSharding::of(&[768, 3072], mesh, Axis::Data, any), None);
+        let untaken = ZeroSharding::of(&[768, 3072], mesh, Axis::Shard, |dim| dim != 0);
         assert_eq!(untaken.map(|sharding| sharding.dim), Some(1));
     }
 

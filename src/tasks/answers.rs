@@ -1,6 +1,6 @@
 //! Answers to prompts, as TRL 1.16's trainers read them: pairs of a chosen and a rejected answer, or
 //! single ones that are good or bad; texts, or conversations that the model's chat template makes texts
-//! of. What is learned from them is the business of `dpo`, `reward` and `kto`.
+//! of. What is learned from them is the business of `preferences`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -275,9 +275,9 @@ impl AnswerFile {
             }
         };
         Ok(Sample {
-            index: 0,
             texts: std::iter::once(texts.prompt).chain(texts.whole).collect(),
             labels: vec![Some(rendered), label],
+            ..Sample::default()
         })
     }
 

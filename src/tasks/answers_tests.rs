@@ -2,9 +2,8 @@
 //! TRL's is in `tests/preferences.rs`.
 
 use super::*;
-use crate::dpo::DpoLoss;
 use crate::test_support::context;
-use crate::{DpoDataSettings, KtoDataSettings, RewardDataSettings, Split, Task, set};
+use crate::{PreferenceDataSettings, PreferenceLoss, Split, Task, set};
 use std::fs;
 use std::path::PathBuf;
 use xtrain_data::Position;
@@ -37,10 +36,10 @@ fn settings(dir: &Path, rows: &[Value], form: Form, truncation: TruncationMode) 
     }
 }
 
-fn pairs(answers: AnswerSettings) -> DpoDataSettings {
-    DpoDataSettings {
+fn pairs(answers: AnswerSettings) -> PreferenceDataSettings {
+    PreferenceDataSettings {
         answers,
-        loss: DpoLoss::Pairs(Preference::default()),
+        loss: PreferenceLoss::Pairs(Preference::default()),
     }
 }
 
@@ -133,9 +132,9 @@ fn what_is_too_long_is_cut_or_left_out() {
         Form::Scored,
         TruncationMode::KeepStart,
     );
-    let task = RewardDataSettings {
+    let task = PreferenceDataSettings {
         answers: settings,
-        loss: Reward::default(),
+        loss: PreferenceLoss::Reward(Reward::default()),
     };
     let context = context(&task, &tokenizer, 8, None);
     let error = set(&task, &context, Split::Train).unwrap_err().to_string();
@@ -178,9 +177,9 @@ fn margins_are_labels_of_both_rows() {
         json!({"chosen": "fine", "rejected": "no", "margin": 0.25}),
     ];
     let settings = settings(dir.path(), &rows, Form::Scored, TruncationMode::KeepStart);
-    let task = RewardDataSettings {
+    let task = PreferenceDataSettings {
         answers: settings,
-        loss: Reward::default(),
+        loss: PreferenceLoss::Reward(Reward::default()),
     };
     let context = context(&task, &tokenizer, 32, None);
     let set = set(&task, &context, Split::Train).unwrap();
@@ -202,15 +201,15 @@ fn answers_are_compared_within_a_batch() {
     ];
     let form = Form::Judged { compared: Some(2) };
     let settings = settings(dir.path(), &rows, form, TruncationMode::KeepStart);
-    let task = KtoDataSettings {
+    let task = PreferenceDataSettings {
         answers: settings,
-        loss: Kto {
+        loss: PreferenceLoss::Kto(Kto {
             beta: 0.1,
             desirable_weight: 1.0,
             undesirable_weight: 1.0,
             has_kl: true,
             dropout: false,
-        },
+        }),
     };
     let found = texts(&task, &tokenizer, 32).unwrap();
     let found: Vec<_> = found

@@ -18,6 +18,7 @@ use xtrain_data::rows::{Totals, flag};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::share::Share;
 use xtrain_data::texts::TextFile;
+use xtrain_data::tokens::TokenFile;
 use xtrain_data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
     SampleFile, Tokenizer,
@@ -51,7 +52,9 @@ impl Task for ClmDataSettings {
     }
 
     fn check_file(&self, path: &Path, _needs_labels: bool) -> Result<()> {
-        TextFile::open(path, &self.source.table, true, Arc::default()).map(drop)
+        // Whether its ids are in the vocabulary, its rows show.
+        let (block, vocabulary) = (1, usize::MAX);
+        open(path, &self.source, block, vocabulary, Arc::default()).map(drop)
     }
 
     fn length_flag(&self) -> &'static str {
@@ -89,6 +92,7 @@ impl Task for ClmDataSettings {
             source: self.source.clone(),
             tokenizer: context.tokenizer.clone(),
             block_size: context.length,
+            vocabulary: context.vocabulary,
         };
         Ok(match self.stride {
             None => Arc::new(blocks),
@@ -97,12 +101,16 @@ impl Task for ClmDataSettings {
     }
 
     fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
+        let mut key = json!({
+            "block_size": context.length,
+            "special_tokens": true,
+            "vocabulary": context.vocabulary,
+        });
         match self.stride {
-            None => json!({"block_size": context.length, "group": GROUP, "special_tokens": true}),
-            Some(stride) => {
-                json!({"block_size": context.length, "stride": stride, "special_tokens": true})
-            }
+            None => key["group"] = GROUP.into(),
+            Some(stride) => key["stride"] = stride.into(),
         }
+        key
     }
 
     fn stream_key(&self, _context: &Context) -> String {
@@ -156,22 +164,34 @@ pub fn block_size(
     Ok(length)
 }
 
+/// Opens a file of texts or of ids.
+fn open(
+    path: &Path,
+    source: &SourceSettings,
+    block_size: usize,
+    vocabulary: usize,
+    count: Arc<AtomicU64>,
+) -> Result<Box<dyn SampleFile>> {
+    let table = &source.table;
+    if let Some(ids) = TokenFile::open(path, table, block_size, vocabulary, count.clone())? {
+        return Ok(Box::new(ids));
+    }
+    Ok(Box::new(TextFile::open(path, table, true, count)?))
+}
+
 /// Packed rows: labels equal ids, nothing is masked.
 #[derive(Debug)]
 struct Blocks {
     source: SourceSettings,
     tokenizer: Tokenizer,
     block_size: usize,
+    /// Ids that the model has.
+    vocabulary: usize,
 }
 
 impl Recipe for Blocks {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
-        Ok(Box::new(TextFile::open(
-            path,
-            &self.source.table,
-            true,
-            count,
-        )?))
+        open(path, &self.source, self.block_size, self.vocabulary, count)
     }
 
     fn group(&self) -> usize {
@@ -179,21 +199,28 @@ impl Recipe for Blocks {
     }
 
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
-        let mut ids = Vec::new();
+        let (mut ids, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
         // Lines repeat one another where a file has millions of empty ones.
         let mut last: Option<(&str, Vec<u32>)> = None;
-        for line in texts(samples) {
+        for sample in samples {
+            if let Some(row) = &sample.row {
+                ids.extend_from_slice(&row.ids);
+                lengths.push(row.ids.len() as u64);
+                continue;
+            }
+            let line = sample.texts[0].as_str();
             let encoded = match last.take() {
                 Some((text, encoded)) if text == line => encoded,
                 _ => self.tokenizer.encode_with_special_tokens(line)?,
             };
             ids.extend_from_slice(&encoded);
+            lengths.push(encoded.len() as u64);
             last = Some((line, encoded));
         }
         Ok(EncodedGroup {
             rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
             tokens: ids.len() as u64,
-            truncated: 0,
+            lengths,
             ..EncodedGroup::default()
         })
     }
@@ -240,8 +267,14 @@ impl Recipe for Windows {
     }
 
     fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
-        let text: String = texts(samples).collect();
-        let ids = self.blocks.tokenizer.encode_with_special_tokens(&text)?;
+        let rows = samples.iter().filter_map(|sample| sample.row.as_ref());
+        let made: Vec<u32> = rows.flat_map(|row| row.ids.iter().copied()).collect();
+        let ids = if made.is_empty() {
+            let text: String = texts(samples).collect();
+            self.blocks.tokenizer.encode_with_special_tokens(&text)?
+        } else {
+            made
+        };
         let length = self.blocks.block_size;
         let mut rows = Vec::new();
         let mut counted = 0;

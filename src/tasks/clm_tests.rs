@@ -342,13 +342,13 @@ fn windows_count_each_token_once() {
             source: SourceSettings::default(),
             tokenizer: bytes_tokenizer(),
             block_size: 4,
+            vocabulary: 1000,
         },
         stride: 2,
     };
     let sample = |text: &str| Sample {
-        index: 0,
         texts: vec![text.to_string()],
-        labels: Vec::new(),
+        ..Sample::default()
     };
     let group = recipe
         .encode(&[sample("abcde\n"), sample("fghij")])

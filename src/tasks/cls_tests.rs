@@ -278,6 +278,7 @@ fn a_line_has_the_likeliest_label_and_a_score_for_each() {
         index,
         texts: texts.iter().map(|text| text.to_string()).collect(),
         labels: vec![None],
+        ..Sample::default()
     };
     let samples = [sample(0, &["a \"b\", c"]), sample(4, &["d", "e"])];
     let table = |labels: &LabelMap, outputs: &[Vec<f32>], include_text: bool| {

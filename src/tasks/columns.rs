@@ -267,9 +267,9 @@ fn sample(
         }
     };
     Ok(Sample {
-        index: 0,
         texts: std::iter::once(a).chain(b).collect(),
         labels: vec![label],
+        ..Sample::default()
     })
 }
 

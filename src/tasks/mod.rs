@@ -13,15 +13,13 @@ pub mod answers;
 pub mod clm;
 pub mod cls;
 mod columns;
-pub mod dpo;
 mod estimates;
 mod glue;
-pub mod kto;
 mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
-pub mod reward;
+pub mod preferences;
 pub mod sft;
 pub mod token_cls;
 
@@ -37,16 +35,15 @@ use xtrain_data::prepare::{Job, percentage};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::share::Share;
 use xtrain_data::stream::StreamSpec;
+use xtrain_data::survey::Survey;
 use xtrain_data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use xtrain_trainer::evaluate::Metrics;
 
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
-pub use dpo::DpoDataSettings;
 pub use glue::Glue;
-pub use kto::KtoDataSettings;
 pub use mlm::MlmDataSettings;
-pub use reward::RewardDataSettings;
+pub use preferences::{PreferenceDataSettings, PreferenceLoss};
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
@@ -57,12 +54,8 @@ pub enum TaskPlan {
     Clm(ClmDataSettings),
     /// Supervised fine-tuning.
     Sft(SftDataSettings),
-    /// Preference optimization on pairs.
-    Dpo(DpoDataSettings),
-    /// Reward modelling.
-    Reward(RewardDataSettings),
-    /// Learning from good and bad answers.
-    Kto(KtoDataSettings),
+    /// Preferences: pairs of answers, reward models, good and bad answers.
+    Preferences(PreferenceDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -78,9 +71,7 @@ impl Deref for TaskPlan {
         match self {
             TaskPlan::Clm(task) => task,
             TaskPlan::Sft(task) => task,
-            TaskPlan::Dpo(task) => task,
-            TaskPlan::Reward(task) => task,
-            TaskPlan::Kto(task) => task,
+            TaskPlan::Preferences(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,
@@ -116,6 +107,15 @@ pub trait Task: Debug + Send + Sync {
     /// # Errors
     /// The length that was asked for is too short, or more than the model's positions.
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
+
+    /// The task as it suits its training files, and what is said of it, where the user left that to the
+    /// data.
+    ///
+    /// # Errors
+    /// An example cannot be read or encoded.
+    fn fitted(&self, _context: &Context) -> Result<Option<(TaskPlan, String)>> {
+        Ok(None)
+    }
 
     /// To which lengths batches are padded; `None` where all rows have one length.
     fn padding(&self) -> Option<&PaddingSettings>;
@@ -184,8 +184,8 @@ pub trait Task: Debug + Send + Sync {
     }
 
     /// What a user should know of how its examples are read.
-    fn note(&self, _context: &Context) -> Option<String> {
-        None
+    fn notes(&self, _context: &Context) -> Vec<String> {
+        Vec::new()
     }
 
     /// What its model is trained for: the labels that batches are fed, and the loss. `smoothing` is
@@ -365,6 +365,8 @@ pub struct Context {
     pub tokenizer: Tokenizer,
     /// Tokens of the longest row.
     pub length: usize,
+    /// Ids that the model has.
+    pub vocabulary: usize,
     /// `None` where labels have no names.
     pub labels: Option<RunLabels>,
     /// Nothing is drawn on the terminal.
@@ -432,6 +434,30 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
     let task = of_evaluation.as_deref().unwrap_or(task);
     let needs_labels = !matches!(split, Split::Test | Split::TestMismatched);
     let recipe = task.recipe(context, needs_labels)?;
+    let (job, most) = job(task, context, split, needs_labels);
+    let rows = job.prepare(&*recipe)?;
+    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
+    Ok(Set::new(rows.take(most), recipe))
+}
+
+/// The training set looked at, without keeping it: its first `most` examples, and counts of all in batches of
+/// `batch`. Of `--max_train_samples` it knows nothing.
+///
+/// # Errors
+/// As [`set`].
+pub fn survey(task: &dyn Task, context: &Context, most: usize, batch: usize) -> Result<Survey> {
+    let recipe = task.recipe(context, true)?;
+    let (job, _) = job(task, context, Split::Train, true);
+    job.survey(recipe, most, batch)
+}
+
+/// How a split's set is made, and the most samples that it has.
+fn job<'a>(
+    task: &'a dyn Task,
+    context: &'a Context,
+    split: Split,
+    needs_labels: bool,
+) -> (Job<'a>, Option<usize>) {
     let source = task.source();
     let apart = percentage(source);
     let validates = source.validation_files.is_empty();
@@ -468,15 +494,15 @@ pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
         task: task.name(),
         what,
         files,
+        mixture: source.mixture.as_ref().filter(|_| split == Split::Train),
         share,
         source,
         tokenizer: &context.tokenizer,
+        id_bound: context.tokenizer.id_bound().max(context.vocabulary),
         key: task.set_key(context, needs_labels),
         quiet: context.quiet,
     };
-    let rows = job.prepare(&*recipe)?;
-    let most = most.map_or(usize::MAX, |most| most.saturating_mul(recipe.kept_rows()));
-    Ok(Set::new(rows.take(most), recipe))
+    (job, most)
 }
 
 /// The samples that the rows of a test set come from, in their order.

@@ -37,9 +37,7 @@ fn settings(dir: &Path, text: &str, flags: &Value) -> SftDataSettings {
         padding: PaddingSettings::default(),
         completion_only_loss: flag("completion_only_loss", true),
         assistant_only_loss: flag("assistant_only_loss", false),
-        packing: None,
-        eval_packing: None,
-        weighs_by_probability: false,
+        ..SftDataSettings::default()
     }
 }
 

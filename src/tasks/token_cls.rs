@@ -435,9 +435,9 @@ impl Sentences {
             })
         };
         Ok(Sample {
-            index: 0,
             labels: sentence.labels.iter().map(label).collect::<Result<_>>()?,
             texts: sentence.words,
+            ..Sample::default()
         })
     }
 }

@@ -2,13 +2,13 @@
 //! masked.
 
 use super::error::Result;
-use super::feed::{DeviceBatch, HostLabels, feed_batch, graph_name};
+use super::feed::{DeviceBatch, feed_batch, graph_name};
 use super::session::{EachReplica, Recording, Session};
 use super::step::{means, parameter_tensors};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DropoutRng, Tensor};
-use xtrain_models::{Forward, Inputs, Model, Objective, Predictions, Weights};
+use xtrain_models::{Forward, HostLabels, Inputs, Model, Objective, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = xtrain_cache::EVALUATION;

@@ -13,7 +13,7 @@ use super::session::Recording;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use xtrain_graphs::optim::{Optimizer, UpdateShard};
+use xtrain_graphs::optim::{Optimizer, StateSpec, UpdateShard};
 use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
@@ -45,9 +45,9 @@ impl Placement {
 /// Names of the state that belongs to a parameter; none where it is not trained.
 #[derive(Default)]
 pub struct ParameterState {
-    /// Optimizer state with the parameter's dimensions that it has: sharded with it along these,
-    /// and in ZeRO-1 without it.
-    pub kept: Vec<(String, Vec<usize>)>,
+    /// Optimizer state: sharded with the parameter along the dimensions that it has of it, and in
+    /// ZeRO-1 without it.
+    pub kept: Vec<(String, StateSpec)>,
     /// The accumulated gradient, if the parameter is trained: sharded with it.
     pub sum: Option<String>,
 }
@@ -94,7 +94,7 @@ pub fn placements(
         let kept_along = |dim: usize| {
             let of = move |along: &[usize]| along.iter().position(|known| *known == dim);
             kept.iter()
-                .filter_map(move |(name, along)| Some((name.clone(), of(along)?)))
+                .filter_map(move |(name, state)| Some((name.clone(), of(&state.along)?)))
         };
         let all_along = |dim: usize| {
             let beside = sum.iter().chain([&name]);
@@ -105,7 +105,19 @@ pub fn placements(
             let parts = mesh.size(Axis::Tensor);
             let size = parameter.dims[spec.dim];
             let padding = size.next_multiple_of(parts * spec.blocks) - size;
-            for (name, dim) in all_along(spec.dim) {
+            // Where blocks of numbers would be cut, each replica has all their scales; so it has where rows
+            // that are only padding are no blocks of their own.
+            let mut padded = parameter.dims.clone();
+            padded[spec.dim] += padding;
+            let is_whole = |name: &str| {
+                let mut kept = kept.iter();
+                kept.any(|(known, state)| {
+                    let is_cut = !state.can_shard(&padded, spec.dim, parts * spec.blocks);
+                    let is_joined = padding > 0 && state.along.last() == Some(&spec.dim);
+                    known == name && state.per_block && (is_cut || is_joined)
+                })
+            };
+            for (name, dim) in all_along(spec.dim).filter(|(name, _)| !is_whole(name)) {
                 let sharding = AxisSharding {
                     axis: Axis::Tensor,
                     spec: spec.along(dim),
@@ -116,7 +128,15 @@ pub fn placements(
             }
         }
         let taken = tensor_spec.map(|spec| spec.dim);
-        let along = |axis| ZeroSharding::of(&parameter.dims, mesh, axis, taken);
+        let along = |axis| {
+            let can = |dim: usize| {
+                let parts = mesh.size(axis);
+                let mut kept = kept.iter();
+                let can_shard = kept.all(|(_, own)| own.can_shard(&parameter.dims, dim, parts));
+                taken != Some(dim) && can_shard
+            };
+            ZeroSharding::of(&parameter.dims, mesh, axis, can)
+        };
         if let Some(sharding) = along(Axis::Shard) {
             for (name, dim) in all_along(sharding.dim) {
                 placements.insert_zero(name, ZeroSharding { dim, ..sharding });

@@ -3,13 +3,13 @@
 //!
 //! Letters: B rows of one replica, T tokens, N = B * T, K positions that have a label.
 
-use super::session::{Buffers, Recording};
-use ndarray::{Array1, Array2};
+use super::mesh_devices::Buffers;
+use super::session::Recording;
 use std::sync::Arc;
 use xtrain_graphs::DType;
 use xtrain_models::{
-    ATTENTION_MASK, Feed, INPUT_IDS, Inputs, LABELS, Objective, POSITION_IDS, POSITIONS,
-    TOKEN_TYPE_IDS,
+    ATTENTION_MASK, Feed, HostLabels, INPUT_IDS, Inputs, LABELS, Objective, POSITION_IDS,
+    POSITIONS, TOKEN_TYPE_IDS,
 };
 
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
@@ -88,28 +88,6 @@ impl DeviceBatch {
         let [b, t] = self.size();
         let positions = self.feed(POSITIONS);
         positions.map_or(b * t, |positions| positions[0].shape().elements())
-    }
-}
-
-/// What is to be predicted of a batch, on the host; -100 where nothing is, among numbers
-/// [`xtrain_models::IGNORED_NUMBER`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum HostLabels {
-    /// `s32[B, T]`: a label for each token; of a causal language model before the shift.
-    Tokens(Array2<i32>),
-    /// `s32[B]`: a class for each sequence.
-    Classes(Array1<i32>),
-    /// `f32[B]`: a number for each sequence.
-    Numbers(Array1<f32>),
-}
-
-impl HostLabels {
-    /// The labels of tokens; `None` of sequences.
-    pub fn tokens(&self) -> Option<&Array2<i32>> {
-        match self {
-            HostLabels::Tokens(labels) => Some(labels),
-            HostLabels::Classes(_) | HostLabels::Numbers(_) => None,
-        }
     }
 }
 
@@ -193,15 +171,17 @@ pub fn graph_name(what: &str, variant: Option<&str>) -> String {
 /// Declares a device batch as feeds.
 pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> Inputs {
     let feeds = batch.feeds.iter();
-    feeds
+    let inputs: Inputs = feeds
         .map(|(name, buffers)| (*name, recording.feed(name, buffers.clone())))
-        .collect()
+        .collect();
+    inputs.divided(recording.mesh().batch_groups())
 }
 
 /// Declares the feeds of batches of one shape, for compiling ahead.
 pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> Inputs {
     let feeds = shape.feeds.iter();
-    feeds
+    let inputs: Inputs = feeds
         .map(|feed| (feed.name, recording.feed_abstract(feed.name, &feed.shape)))
-        .collect()
+        .collect();
+    inputs.divided(recording.mesh().batch_groups())
 }

@@ -2,7 +2,8 @@
 //!
 //! Reading order: `step` (one training step, top to bottom), `feed` (its inputs), `run_loop` (many
 //! steps), `trained` (which parameters), `session` (what `mark_step` does, `parameters` to the device and back, whether
-//! `replicas` are still equal), `pipeline` (how a step runs in stages), `hooks` (logging,
+//! `replicas` are still equal), `pipeline` (how a step runs, in stages or whole),
+//! `mesh_devices` (this process' devices), `hooks` (logging,
 //! evaluating, saving), `evaluate`, `generate`,
 //! `ahead` (a run's graphs without its data), `fit` (the largest batch), `devices` (opening one, or
 //! compiling for one that is not attached), `interrupt`.
@@ -19,6 +20,7 @@ pub mod fit;
 pub mod generate;
 pub mod hooks;
 pub mod interrupt;
+pub mod mesh_devices;
 pub mod own_loop;
 pub mod pipeline;
 pub mod run_loop;

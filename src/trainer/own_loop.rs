@@ -4,6 +4,7 @@
 //! `examples/own_loop.rs` is such a loop.
 
 use super::error::Result;
+use super::session::parameters::constant;
 use super::session::{Recording, Session};
 use super::step::optimizer_step::{feed_scalars, state_name, state_tensors};
 use xtrain_graphs::optim::{Optimizer, ParameterInfo, Update};
@@ -45,11 +46,12 @@ impl ParameterSet {
         assert_eq!(shape.elements(), values.len(), "{name} is {shape}");
         session.set_state(name, bytemuck::cast_slice(values), &shape)?;
         for state in self.optimizer.state(info(dims)) {
-            let shape = Shape::new(DType::F32, state.dims.clone());
-            let constant = state.initial.map(|initial| vec![initial; shape.elements()]);
-            let initial = constant.as_deref().unwrap_or(values);
-            let name = state_name(&state, name);
-            session.set_state(&name, bytemuck::cast_slice(initial), &shape)?;
+            let shape = Shape::new(state.dtype.unwrap_or(DType::F32), state.dims.clone());
+            let constant = state.initial.map(|initial| constant(initial, &shape));
+            let initial = constant
+                .as_deref()
+                .unwrap_or_else(|| bytemuck::cast_slice(values));
+            session.set_state(&state_name(&state, name), initial, &shape)?;
         }
         self.parameters.push((name.to_string(), dims.to_vec()));
         Ok(())
@@ -112,6 +114,7 @@ fn info(dims: &[usize]) -> ParameterInfo<'_> {
     ParameterInfo {
         dims,
         is_hidden_matrix: dims.len() == 2,
+        is_embedding: false,
     }
 }
 

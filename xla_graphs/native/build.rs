@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, thread};
 
+use sha2::{Digest, Sha256};
 use xtrain_xla_layout::{XLA_DIR, XLA_VERSION};
 
 fn main() {
@@ -26,7 +27,8 @@ fn main() {
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
     });
 
-    println!("cargo:rustc-env=XTRAIN_XLA_VERSION={XLA_VERSION}");
+    let kernels = digest_of_kernels();
+    println!("cargo:rustc-env=XTRAIN_XLA_VERSION={XLA_VERSION}, kernels {kernels}");
     // For the tests, which compile C++ of their own.
     println!("cargo:rustc-env=XTRAIN_XLA_DIR={XLA_DIR}");
     println!(
@@ -78,6 +80,28 @@ fn build_kernels() {
             .file(format!("cpp/kernels/{file}.cc"))
             .compile(&format!("xtrain_kernel_{file}"));
     }
+}
+
+/// Of the kernels' sources and flags: equal digests compute equal bits. It is a part of the library's
+/// version, and so of the keys of compiled graphs: there is no version number to forget to raise.
+fn digest_of_kernels() -> String {
+    let entries = fs::read_dir("cpp/kernels").expect("cpp/kernels lists");
+    let files = entries.map(|entry| entry.expect("cpp/kernels lists").path());
+    let mut files: Vec<PathBuf> = files.chain([PathBuf::from("build.rs")]).collect();
+    // Directories list in any order.
+    files.sort();
+    let mut digest = Sha256::new();
+    for file in files {
+        let bytes = fs::read(&file)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+        digest.update(Sha256::digest(file.to_string_lossy().as_bytes()));
+        digest.update(Sha256::digest(bytes));
+    }
+    let digest = digest.finalize();
+    digest[..6]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// The flags with which every file that includes XLA's headers must be compiled.

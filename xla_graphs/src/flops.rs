@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Composite, DotDims, FusedAttention, Op};
+use crate::op::{Composite, DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
@@ -25,34 +25,18 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
     let mut work = MatmulFlops::default();
     for node in &graph.nodes {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
-        let flops = match &node.op {
-            Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
-            Op::FusedAttention(of) => attention(2, of, operand(0), operand(1)),
-            Op::KernelAttention(call) => {
-                let [b, h, _, t, s, d] = call.sizes;
-                let matmuls = if call.is_backward() { 5.0 } else { 2.0 };
-                let all = 2.0
-                    * matmuls
-                    * [b, h, t, s, d]
-                        .map(|size| size as f64)
-                        .iter()
-                        .product::<f64>();
-                if call.of.causal { all / 2.0 } else { all }
-            }
-            Op::KernelMatmul(call) => {
-                let flops = 2.0 * call.sizes.iter().map(|&size| size as f64).product::<f64>();
-                match call.kernel.dtype() {
-                    DType::F32 => work.wide += flops,
-                    _ => work.low += flops,
+        let (flops, dtype) = match &node.op {
+            Op::Dot { dims, .. } => (dot(dims, operand(0), &node.shape), operand(0).dtype),
+            Op::Call(call) => {
+                let operands: Vec<&Shape> = (0..node.operands.len()).map(operand).collect();
+                match call.spec().flops(&operands) {
+                    Some(flops) => flops,
+                    None => continue,
                 }
-                continue;
             }
-            // The scores recomputed, and two matmuls for each of theirs.
-            Op::FusedAttentionGrad(of) => attention(5, of, operand(0), operand(1)),
             _ => continue,
         };
-        let left = operand(0);
-        match left.dtype {
+        match dtype {
             DType::BF16 | DType::F16 => work.low += flops,
             _ => work.wide += flops,
         }
@@ -99,18 +83,6 @@ pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
         }
     }
     flops
-}
-
-/// This many matmuls of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half and a
-/// window W keys for each query but the first W: the kernels skip the rest.
-fn attention(matmuls: usize, of: &FusedAttention, q: &Shape, k: &Shape) -> f64 {
-    let keys = k.dims[1] as f64;
-    let seen = match of.window {
-        Some(window) => f64::from(window) * (1.0 - f64::from(window) / keys / 2.0),
-        None if of.causal => keys / 2.0,
-        None => keys,
-    };
-    2.0 * matmuls as f64 * q.elements() as f64 * seen
 }
 
 /// What replicas hand each other in one kind of collective over one set of groups.

@@ -2,7 +2,7 @@
 //! lowered.
 
 use crate::error::{Error, Result};
-use crate::op::{Composite, Composites, Never, Op};
+use crate::op::Op;
 use crate::provenance::Provenance;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of
 /// failing to decode.
-pub const FORMAT_VERSION: u32 = 5;
+pub const FORMAT_VERSION: u32 = 6;
 
 /// Index of a node in its trace or graph. Operands always have smaller ids than their users.
 pub type NodeId = u32;
@@ -47,9 +47,9 @@ pub struct OutputSpec {
 
 /// One operation over nodes before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct GraphNode<C = Composite> {
+pub struct GraphNode {
     /// What the node computes.
-    pub op: Op<C>,
+    pub op: Op,
     /// Ids of the operands, in the order of the operation; each less than the node's own.
     pub operands: Vec<NodeId>,
     /// The result's shape: what [`Op`]'s shape rule infers from the operands'.
@@ -63,7 +63,7 @@ pub struct GraphNode<C = Composite> {
 /// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in
 /// any process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Graph<C = Composite> {
+pub struct Graph {
     /// [`FORMAT_VERSION`] of the program that wrote it.
     pub format: u32,
     /// What the graph is for, as [`Trace::finish`](crate::Trace::finish) was given it.
@@ -76,7 +76,7 @@ pub struct Graph<C = Composite> {
     /// In the order in which the compiled program gives its results.
     pub outputs: Vec<OutputSpec>,
     /// In recording order: each node's operands stand before it.
-    pub nodes: Vec<GraphNode<C>>,
+    pub nodes: Vec<GraphNode>,
     /// Model paths; index 0 is the empty path.
     pub scopes: Vec<String>,
 }
@@ -190,13 +190,26 @@ impl Graph {
         }
     }
 
+    /// Checks that passes have decomposed all composites, for the emitter.
+    ///
+    /// # Errors
+    /// If a composite is left, by its model path.
+    pub fn check_primitives(&self) -> Result<()> {
+        let mut nodes = self.nodes.iter();
+        match nodes.find(|node| matches!(node.op, Op::Composite(_))) {
+            Some(node) => {
+                let message = "a composite, which passes::lower decomposes before emission";
+                Err(self.invalid(node, message.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Hash of the canonical bytes: equal in every process for the same program.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint(Sha256::digest(self.to_bytes()).into())
     }
-}
 
-impl<C: Composites> Graph<C> {
     /// The shape of output `index`.
     pub fn output_shape(&self, index: usize) -> &Shape {
         &self.nodes[self.outputs[index].node as usize].shape
@@ -221,7 +234,7 @@ impl<C: Composites> Graph<C> {
     }
 
     /// An error about one node, with what a reader needs to find it.
-    pub fn invalid(&self, node: &GraphNode<C>, message: String) -> Error {
+    pub fn invalid(&self, node: &GraphNode, message: String) -> Error {
         let operands = node
             .operands
             .iter()
@@ -236,24 +249,6 @@ impl<C: Composites> Graph<C> {
             operands: operands.collect::<Vec<_>>().join(", "),
             message,
         }
-    }
-}
-
-impl Graph {
-    /// The graph as one of primitives, for the emitter.
-    ///
-    /// # Errors
-    /// If a composite is left, by its model path.
-    pub fn into_primitives(self) -> Result<Graph<Never>> {
-        let is_composite = |node: &&GraphNode| matches!(node.op, Op::Composite(_));
-        if let Some(node) = self.nodes.iter().find(is_composite) {
-            let message = "a composite, which passes::lower decomposes before emission";
-            return Err(self.invalid(node, message.into()));
-        }
-        // The form of the bytes is the same, and there `Never` has no value.
-        postcard::from_bytes(&self.to_bytes()).map_err(|e| Error::Decode {
-            message: e.to_string(),
-        })
     }
 }
 

@@ -32,8 +32,8 @@ pub use grad::{BACKWARD, backward, backward_with};
 pub use graph::{
     FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec,
 };
+pub use nn::block_codes;
 pub use nn::dropout::{DropoutRng, step_key};
-pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;

@@ -21,7 +21,7 @@
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
 use crate::graph::{Graph, GraphNode, NodeId};
-use crate::op::{Binary, MatmulStart, Op, Unary};
+use crate::op::{Binary, CallSpec, Op, Unary};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -188,7 +188,8 @@ impl<'g> Walk<'g> {
         }
         let bytes = |id: NodeId| {
             // Results that count as the parts of a call.
-            let has_parts = nodes[id as usize].op.call_results().is_some();
+            let has_parts =
+                matches!(&nodes[id as usize].op, Op::Call(call) if call.spec().is_tuple());
             if self.is_output[id as usize] || has_parts {
                 0
             } else {
@@ -343,7 +344,8 @@ fn works_in_place(node: &GraphNode) -> bool {
             | Op::Concat { .. }
             | Op::Pad { .. }
     );
-    let continues = matches!(&node.op, Op::KernelMatmul(call) if call.start == MatmulStart::Result);
+    let is_alias = |call: &dyn CallSpec| !call.is_tuple() && !call.aliases().is_empty();
+    let continues = matches!(&node.op, Op::Call(call) if is_alias(call.spec()));
     continues || node.op == Op::ScatterAddRows || is_loop(&node.op) && !moves
 }
 

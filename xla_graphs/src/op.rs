@@ -1,285 +1,30 @@
 //! The operations that a graph is made of, with their attributes.
 //!
 //! *Primitives* have a direct HLO counterpart. [`Composite`]s keep a whole formula as one node until
-//! `passes::decompose`; the emitter takes graphs of `Op<Never>`, which have none. Shape rules, gradient
+//! `passes::decompose`; the emitter refuses them. Shape rules, gradient
 //! rules and the `Tensor` methods that record an operation stand together by family in `ops/`
 //! (primitives) and `nn/` (composites). The enum's order is part of the canonical format: append, never
 //! reorder.
+//!
+//! What a target computes by a library of its own is one operation, [`Op::Call`]: which calls there are
+//! and what is known of each stands in `calls/`.
 
-mod kernel_calls;
+mod attention;
+mod attributes;
+mod block_codes;
+mod calls;
+pub(crate) mod checks;
+mod norm;
 
 use crate::dtype::DType;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
-pub use kernel_calls::*;
-
-/// An `f64` attribute that compares and hashes by its bits, so that it can be part of a
-/// fingerprint.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct F64(u64);
-
-impl F64 {
-    /// The attribute of this value.
-    pub fn new(value: f64) -> Self {
-        F64(value.to_bits())
-    }
-
-    /// Its value.
-    pub fn get(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-}
-
-impl std::fmt::Debug for F64 {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.get())
-    }
-}
-
-/// Element-wise functions of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Unary {
-    /// `-x`, of integers and floats.
-    Neg,
-    /// `e^x`, of floats.
-    Exp,
-    /// Natural logarithm, of floats; NaN below 0.
-    Log,
-    /// `log(1 + x)`, exact near 0, of floats.
-    Log1p,
-    /// Hyperbolic tangent, of floats.
-    Tanh,
-    /// Square root, of floats.
-    Sqrt,
-    /// `1 / sqrt(x)`, of floats.
-    Rsqrt,
-    /// Error function, of floats.
-    Erf,
-    /// `1 / (1 + e^-x)`, of floats: sigmoid.
-    Logistic,
-    /// Sine of radians, of floats.
-    Sin,
-    /// Cosine of radians, of floats.
-    Cos,
-    /// `|x|`, of integers and floats.
-    Abs,
-    /// -1, 0 or 1 by the sign of `x`; the gradient is 0.
-    Sign,
-    /// Rounds floats towards minus infinity; the gradient is 0.
-    Floor,
-    /// Logical negation of `pred`, bitwise of integers.
-    Not,
-    /// Neither infinite nor NaN: floats to `pred`.
-    IsFinite,
-}
-
-/// Element-wise functions of two operands of one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Binary {
-    /// `a + b`, of integers and floats; integers wrap.
-    Add,
-    /// `a - b`, of integers and floats; integers wrap.
-    Sub,
-    /// `a * b`, of integers and floats; integers wrap.
-    Mul,
-    /// `a / b`; integers round towards 0.
-    Div,
-    /// The larger of two; NaN if one is NaN. The gradient of a tie goes to the first operand.
-    Max,
-    /// The smaller of two; NaN if one is NaN. The gradient of a tie goes to the first operand.
-    Min,
-    /// `a^b`, of floats.
-    Pow,
-    /// The remainder of `a / b`, with the sign of `a`; it has no gradient rule.
-    Rem,
-    /// Logical and of `pred`, bitwise of integers.
-    And,
-    /// Logical or of `pred`, bitwise of integers.
-    Or,
-    /// Logical exclusive or of `pred`, bitwise of integers.
-    Xor,
-    /// `a << b`, of integers; 0 from a shift by the word's size on.
-    ShiftLeft,
-    /// `a >> b` with zeros shifted in, of integers; 0 from a shift by the word's size on.
-    ShiftRightLogical,
-}
-
-/// Orders of two operands of one shape; the result is `pred`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Comparison {
-    /// `a == b`; false if one is NaN.
-    Eq,
-    /// `a != b`; true if one is NaN.
-    Ne,
-    /// `a < b`; false if one is NaN.
-    Lt,
-    /// `a <= b`; false if one is NaN.
-    Le,
-    /// `a > b`; false if one is NaN.
-    Gt,
-    /// `a >= b`; false if one is NaN.
-    Ge,
-}
-
-/// How elements along the reduced dimensions become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Reduction {
-    /// Added up; 0 of no elements.
-    Sum,
-    /// The largest; minus infinity (or the least integer) of no elements.
-    Max,
-    /// The smallest; infinity (or the largest integer) of no elements.
-    Min,
-}
-
-/// A scalar constant's value; the element type is the node's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Scalar {
-    /// Of the float types; rounded to the node's.
-    Float(F64),
-    /// Of the integer types.
-    Int(i64),
-    /// Of `pred`.
-    Bool(bool),
-}
-
-/// Contracting and batch dimensions of a general dot product, as `DotDimensionNumbers` has them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
-pub struct DotDims {
-    /// Dimensions of the left operand that are summed over, in pairs with `rhs_contracting`.
-    pub lhs_contracting: Vec<usize>,
-    /// Dimensions of the right operand that are summed over.
-    pub rhs_contracting: Vec<usize>,
-    /// Dimensions of the left operand that both have, in pairs with `rhs_batch`; first in the
-    /// result.
-    pub lhs_batch: Vec<usize>,
-    /// Dimensions of the right operand that both have.
-    pub rhs_batch: Vec<usize>,
-}
-
-/// The two forms of the Gaussian error linear unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Gelu {
-    /// `x * 0.5 * (1 + erf(x / sqrt 2))`: transformers' `gelu`.
-    Erf,
-    /// The tanh approximation: `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`.
-    Tanh,
-}
-
-/// Scaled dot-product attention of queries `[B, H, T, D]` over keys and values `[B, K, S, D]`.
-///
-/// Operands in order: q, k, v, then the operand of `key_mask` if it has one, then
-/// `keep` (`pred[B, H, T, S]`) if `dropout` is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Attention {
-    /// Factor on the scores before the softmax.
-    pub scale: F64,
-    /// Query t sees keys 0..=t only.
-    pub causal: bool,
-    /// Query t sees only keys less than this far from it: with `causal` this many last keys, itself
-    /// included (GPT-Neo's local layers), else as many to each side (ModernBERT's).
-    pub window: Option<u32>,
-    /// What an operand hides.
-    pub key_mask: KeyMask,
-    /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.
-    pub dropout: Option<F64>,
-    /// Scaled scores s become `cap * tanh(s / cap)` before they are masked (Gemma 2).
-    pub soft_cap: Option<F64>,
-}
-
-/// What an operand of an [`Attention`] hides from queries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum KeyMask {
-    /// Nothing; there is no such operand.
-    #[default]
-    None,
-    /// `pred[B, S]`: from every query the keys where it is false, such as padding.
-    Keys,
-    /// `s32[B, T]`: from each query the keys before this one, which is at most its own: those of the
-    /// examples that are packed before its own into the row. Only with `causal`, where T is S.
-    Before,
-}
-
-impl KeyMask {
-    /// Whether there is such an operand.
-    pub fn is_some(self) -> bool {
-        self != KeyMask::None
-    }
-
-    /// As calls of the CPU plugin have it.
-    pub fn number(self) -> u32 {
-        match self {
-            KeyMask::None => 0,
-            KeyMask::Keys => 1,
-            KeyMask::Before => 2,
-        }
-    }
-}
-
-/// Attention as a vendor's library computes it in one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FusedAttention {
-    /// As [`Attention::scale`].
-    pub scale: F64,
-    /// As [`Attention::causal`].
-    pub causal: bool,
-    /// As [`Attention::window`], shorter than the keys; only with `causal`.
-    pub window: Option<u32>,
-    /// Something is added to the scores: a mask, in numbers.
-    pub bias: bool,
-    /// `None`: nothing is dropped.
-    pub dropout: Option<FusedDropout>,
-}
-
-/// Dropout inside of a vendor's call, with masks of the library's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FusedDropout {
-    /// Share of the probabilities that is dropped.
-    pub rate: F64,
-    /// Tells the attentions of a graph apart; forward and backward call of one have the same.
-    pub seed: u32,
-}
-
-/// A normalization over the last dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Norm {
-    /// What it divides by.
-    pub kind: NormKind,
-    /// Added under the root.
-    pub eps: F64,
-}
-
-/// What a [`Norm`] divides by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum NormKind {
-    /// The standard deviation, after the mean is subtracted (Ba et al. 2016, "Layer normalization").
-    Layer,
-    /// The root mean square (Zhang and Sennrich 2019).
-    Rms,
-}
-
-/// Which operand of a [`Norm`] a gradient node belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum NormOperand {
-    /// Gives dx.
-    Input,
-    /// Gives dgamma, `[C]`.
-    Scale,
-    /// Gives dbeta, `[C]`; of a LayerNorm only.
-    Shift,
-}
-
-/// Which operand of an attention a gradient node belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum AttentionOperand {
-    /// Gives dq, `[B, H, T, D]`.
-    Query,
-    /// Gives dk, `[B, K, S, D]`.
-    Key,
-    /// Gives dv, `[B, K, S, D]`.
-    Value,
-}
+pub use attention::*;
+pub use attributes::*;
+pub use block_codes::*;
+pub use calls::*;
+pub use norm::*;
 
 /// An operation without an HLO instruction: a whole formula as one node, with a hand-derived
 /// gradient, until `passes::decompose` writes it in primitives in the form that the target compiles
@@ -318,7 +63,7 @@ pub enum Composite {
         /// As [`Composite::CrossEntropy`]'s.
         ignore: i64,
     },
-    /// Operands as [`Attention`] lists them; gives `[B, H, T, D]`.
+    /// The operands of [`Attention`]; gives `[B, H, T, D]`.
     Attention(Attention),
     /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
     AttentionGrad {
@@ -331,16 +76,14 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
+    /// The operands of [`BlockCodes`].
+    BlockCodes(BlockCodes),
 }
-
-/// No composite: the type of those of a graph that consists of primitives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Never {}
 
 /// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
 /// inferred by `Op::infer` (`ops/mod.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Op<C = Composite> {
+pub enum Op {
     /// The graph's n-th input.
     Input(u32),
     /// A scalar.
@@ -427,14 +170,9 @@ pub enum Op<C = Composite> {
     /// The sum over the replicas of each group.
     AllReduce(ReplicaGroups),
 
-    // Calls have several results and stand for their first; only `GetTupleElement` reads them. They are a
-    // target's own (`nn/fused_attention.rs`).
-    /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives
-    /// `[B, H, T, D]` and statistics `f32[B, H, T]`.
-    FusedAttention(FusedAttention),
-    /// Operands q, k, v, statistics, dy, bias, output, all but statistics and bias `[B, T, H, D]`;
-    /// gives the gradients of q, k and v as `[B, H, T, D]`.
-    FusedAttentionGrad(FusedAttention),
+    /// A call of a library of the target's, which passes put into its graphs only. One with several
+    /// results stands for its first, and only `GetTupleElement` reads them.
+    Call(Box<Call>),
     /// One result of a call.
     GetTupleElement {
         /// Which result, from 0.
@@ -481,48 +219,14 @@ pub enum Op<C = Composite> {
     /// The operand, back in the device's own memory.
     ToDevice,
     /// A formula that `passes::decompose` writes in primitives.
-    Composite(C),
-    /// A matmul by a kernel of the CPU plugin's own (`passes/cpu_kernels.rs`), in its target's
-    /// graphs only.
-    KernelMatmul(Box<KernelMatmul>),
-    /// Attention or its gradients by the CPU plugin (`nn/kernel_attention.rs`), in its target's graphs
-    /// only; backward a call with several results.
-    KernelAttention(Box<KernelAttention>),
-    /// Several element-wise results at once, by the CPU plugin (`passes/one_pass.rs`), in its target's
-    /// graphs only; a call with several results.
-    OnePass(Box<OnePass>),
-    /// Cross-entropy by the CPU plugin (`nn/loss.rs`), in its target's graphs only.
-    KernelCrossEntropy(KernelCrossEntropy),
-    /// A normalization or its gradients by the CPU plugin (`nn/norm.rs`), in its target's graphs only;
-    /// backward a call with several results.
-    KernelNorm(Box<KernelNorm>),
-    /// A GELU or its gradient by the CPU plugin (`nn/gelu.rs`), in its target's graphs only.
-    KernelGelu(Box<KernelGelu>),
+    Composite(Composite),
+    /// A step of a [`OnePass`] by itself, in the CPU's graphs only and until `passes/one_pass.rs` makes the
+    /// pass.
+    KernelCodes(Box<BlockCodes>),
 }
 
-/// Which replicas a collective goes between.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ReplicaGroups {
-    /// Replica numbers; every replica is in exactly one group, and all groups have one size.
-    pub groups: Vec<Vec<u32>>,
-    /// Collectives that stand side by side under one number become one instruction, so that small
-    /// tensors share its cost.
-    pub bucket: u32,
-}
-
-/// The composites of a graph: [`Composite`] or [`Never`].
-pub trait Composites {
+impl Composite {
     /// As [`Op::name`].
-    fn name(&self) -> &'static str;
-}
-
-impl Composites for Never {
-    fn name(&self) -> &'static str {
-        match *self {}
-    }
-}
-
-impl Composites for Composite {
     fn name(&self) -> &'static str {
         match self {
             Composite::RandomBits { .. } => "random_bits",
@@ -542,11 +246,12 @@ impl Composites for Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::BlockCodes(part) => part.name(),
         }
     }
 }
 
-impl<C: Composites> Op<C> {
+impl Op {
     /// The name used in messages, descriptions and HLO metadata.
     pub fn name(&self) -> String {
         match self {
@@ -571,8 +276,7 @@ impl<C: Composites> Op<C> {
             Op::ScatterAddRows => "scatter_add_rows".into(),
             Op::Barrier => "barrier".into(),
             Op::AllReduce(_) => "all_reduce".into(),
-            Op::FusedAttention(_) => "fused_attention".into(),
-            Op::FusedAttentionGrad(_) => "fused_attention_grad".into(),
+            Op::Call(call) => call.spec().name().into(),
             Op::GetTupleElement { .. } => "get_tuple_element".into(),
             Op::BarrierAfter => "barrier_after".into(),
             Op::AllGather { .. } => "all_gather".into(),
@@ -584,30 +288,14 @@ impl<C: Composites> Op<C> {
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
-            Op::KernelMatmul(_) => "kernel_matmul".into(),
-            Op::KernelAttention(call) if call.is_backward() => "kernel_attention_grad".into(),
-            Op::KernelAttention(_) => "kernel_attention".into(),
-            Op::OnePass(_) => "one_pass".into(),
-            Op::KernelCrossEntropy(KernelCrossEntropy::LogSumExp) => "kernel_log_sum_exp".into(),
-            Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(_)) => {
-                "kernel_cross_entropy_grad".into()
-            }
-            Op::KernelNorm(call) => match call.part {
-                KernelNormPart::Forward(_) => "kernel_norm".into(),
-                KernelNormPart::Backward => "kernel_norm_grad".into(),
-            },
-            Op::KernelGelu(call) if call.is_gradient => "kernel_gelu_grad".into(),
-            Op::KernelGelu(_) => "kernel_gelu".into(),
+            Op::KernelCodes(part) => format!("kernel_{}", part.name()),
         }
     }
 
-    /// The shapes of the results of a call of the CPU plugin's that has several.
-    pub fn call_results(&self) -> Option<Vec<Shape>> {
+    /// The call of this kind that the operation is.
+    pub fn call<K: CallKind>(&self) -> Option<&K> {
         match self {
-            Op::OnePass(pass) => Some(pass.result_shapes()),
-            Op::KernelMatmul(call) if call.sums.is_some() => Some(call.result_shapes()),
-            Op::KernelAttention(call) if !call.joins_gradients => Some(call.result_shapes()),
-            Op::KernelNorm(call) if call.is_tuple() => Some(call.result_shapes()),
+            Op::Call(call) => K::of(call),
             _ => None,
         }
     }

@@ -45,4 +45,6 @@ pub struct Provenance {
     pub layer: Option<u32>,
     /// autocast leaves the node, and its gradient, in f32.
     pub in_f32: bool,
+    /// The backward pass computes the node again rather than keep it.
+    pub is_cheap: bool,
 }

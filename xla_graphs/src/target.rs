@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::{CpuKernel, KernelAttention, KernelCrossEntropy, KernelGelu, KernelNorm, OnePass};
+use crate::op::{CallSet, CpuKernel, Library, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -23,16 +23,8 @@ pub struct CpuKernels {
     pub bf16: Option<CpuKernel>,
     /// Matmuls of f32.
     pub f32: Option<CpuKernel>,
-    /// Updates of parameters, each in one pass over memory ([`OnePass`]), and barriers.
-    pub one_pass: bool,
-    /// Attention as one call, by the tiles of the matmuls of its type.
-    pub attention: bool,
-    /// Cross-entropy, with each logit read once forward and once backward.
-    pub cross_entropy: bool,
-    /// LayerNorm and RMSNorm, with each row read once forward and once backward.
-    pub norm: bool,
-    /// GELU, with each element read once forward and once backward.
-    pub gelu: bool,
+    /// Everything else that it computes.
+    pub calls: CallSet,
 }
 
 impl CpuKernels {
@@ -45,11 +37,7 @@ impl CpuKernels {
         CpuKernels {
             bf16: best(DType::BF16),
             f32: best(DType::F32),
-            one_pass: true,
-            attention: true,
-            cross_entropy: true,
-            norm: true,
-            gelu: true,
+            calls: CallSet::all_of(Library::Plugin),
         }
     }
 }
@@ -90,15 +78,7 @@ impl std::fmt::Display for NeuronChip {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::Cpu(CpuKernels {
-                bf16,
-                f32,
-                one_pass,
-                attention,
-                cross_entropy,
-                norm,
-                gelu,
-            }) => {
+            Target::Cpu(CpuKernels { bf16, f32, calls }) => {
                 f.write_str("cpu")?;
                 let mut kernels: Vec<&str> = Vec::new();
                 for kernel in [bf16, f32].into_iter().flatten() {
@@ -114,22 +94,11 @@ impl std::fmt::Display for Target {
                         write!(f, ", matmuls by {} and {last}", most.join(", "))?;
                     }
                 }
-                if *attention {
-                    write!(f, ", attention by {}", KernelAttention::NAME)?;
+                let calls: Vec<&str> = calls.names().collect();
+                match &calls[..] {
+                    [] => Ok(()),
+                    calls => write!(f, ", calls {}", calls.join(", ")),
                 }
-                if *cross_entropy {
-                    write!(f, ", losses by {}", KernelCrossEntropy::NAME)?;
-                }
-                if *norm {
-                    write!(f, ", norms by {}", KernelNorm::NAME)?;
-                }
-                if *gelu {
-                    write!(f, ", GELU by {}", KernelGelu::NAME)?;
-                }
-                if *one_pass {
-                    write!(f, ", updates by {}", OnePass::NAME)?;
-                }
-                Ok(())
             }
             Target::Neuron(chip) => write!(f, "neuron {chip}"),
             Target::Cuda(CudaTarget {
@@ -160,11 +129,7 @@ impl Target {
     pub const CPU: Target = Target::Cpu(CpuKernels {
         bf16: None,
         f32: None,
-        one_pass: false,
-        attention: false,
-        cross_entropy: false,
-        norm: false,
-        gelu: false,
+        calls: CallSet::NONE,
     });
 
     /// As `--device` names it.
@@ -186,6 +151,11 @@ impl Target {
     /// a comparison with an iota do the same without indices.
     pub(crate) fn indexes(self) -> bool {
         !self.is_neuron()
+    }
+
+    /// Whether updates of parameters are passes of the CPU plugin's.
+    pub(crate) fn has_passes(self) -> bool {
+        matches!(self, Target::Cpu(kernels) if kernels.calls.has::<OnePass>())
     }
 
     /// Whether shifts to the left exist, on which Threefry's rotations are built. neuronx-cc calls

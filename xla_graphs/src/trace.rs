@@ -8,7 +8,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{InputRole, NodeId, OutputSpec};
-use crate::op::{F64, Op, Scalar};
+use crate::op::{CallKind, F64, Op, Scalar};
 use crate::provenance::{Phase, Provenance, Stage};
 use crate::shape::Shape;
 use std::cell::RefCell;
@@ -208,6 +208,12 @@ impl Trace {
         self.enter("", |provenance| provenance.in_f32 = true)
     }
 
+    /// Until the guard is dropped, what is recorded is cheap to compute from what is kept anyway: the
+    /// backward pass computes it again, in every run, so that its results need no memory until then.
+    pub fn cheap(&self) -> ScopeGuard {
+        self.enter("", |provenance| provenance.is_cheap = true)
+    }
+
     fn enter(&self, name: &str, change: impl FnOnce(&mut Provenance)) -> ScopeGuard {
         let mut inner = self.0.borrow_mut();
         let mut context = inner.contexts.last().copied().unwrap_or_default();
@@ -317,6 +323,12 @@ impl Trace {
             },
             &[],
         )
+    }
+
+    /// Records a call of a target's own library after checking its operands.
+    #[track_caller]
+    pub(crate) fn call(&self, call: impl CallKind, operands: &[&Tensor]) -> Result<Tensor> {
+        self.record(Op::Call(Box::new(call.into_call())), operands)
     }
 
     /// Records one operation after checking its operands.

@@ -54,7 +54,7 @@ fn a_deep_graph_needs_no_deep_stack() {
                 assert!(liveness::temporaries(&staged.graph) > 0);
                 let target = Target::Cpu(CpuKernels::best(|_| true));
                 let lowered = passes::lower(&staged.graph, target).unwrap();
-                lowered.into_primitives().unwrap();
+                lowered.check_primitives().unwrap();
             }
         }
     };

@@ -75,17 +75,17 @@ fn program(k: &Knobs) -> Result<Graph> {
     let gamma = trace.full(1.0, &Shape::new(k.dtype, [4]))?;
     let h = x.layer_norm(&gamma, &gamma, k.eps)?.gelu(k.gelu)?;
     let heads = h.reshape(&[1, 1, k.rows, 4])?;
+    let (dropout, key) = random.of_attention(k.dropout).unzip();
     let attributes = Attention {
         scale: F64::new(k.scale),
         causal: k.causal,
         window: k.window,
         key_mask: KeyMask::None,
-        dropout: Some(F64::new(k.dropout)),
+        dropout,
         soft_cap: None,
     };
-    let keep = random.keep_mask(&[1, 1, k.rows, k.rows], k.dropout)?;
     let h = heads
-        .attention(&heads, &heads, None, keep.as_ref(), attributes)?
+        .attention(&heads, &heads, None, key.as_ref(), attributes)?
         .reshape(&[k.rows, 4])?;
     let perm = if k.perm.is_empty() {
         vec![1, 0]

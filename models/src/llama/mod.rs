@@ -437,7 +437,7 @@ impl Llama {
                 inner("up_proj", (Axis::Mlp, f))?,
             )
         };
-        let gated = self.activation.apply(&gate)?.mul(&up)?; // [N, F]
+        let gated = self.activation.gated(&gate, &up)?; // [N, F]
         let to = (Axis::Embed, self.hidden_size);
         weights.linear(
             "down_proj",

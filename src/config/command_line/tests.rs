@@ -299,12 +299,16 @@ fn unknown_names_get_the_nearest_known_one() {
             "give a path on this machine, and copy what is written there afterwards",
         ),
         (
-            "train clm --optim paged_lion_8bit",
-            "use lion_32bit: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+            "train clm --optim adamw_torch_4bit",
+            "use adamw_8bit, whose state is in 8 bits",
         ),
         (
-            "train clm --optim adamw_bnb_8bit",
-            "use adamw_torch: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+            "train clm --optim paged_ademamix_8bit",
+            "use adamw_8bit, whose state is in 8 bits",
+        ),
+        (
+            "train clm --optim rmsprop_bnb_8bit",
+            "use rmsprop: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
         ),
         (
             "train clm --optim galore_adamw_layerwise",
@@ -364,4 +368,23 @@ fn what_is_not_built_is_refused_with_a_reason_and_never_ignored() {
         );
     }
     assert_eq!(typed("train clm --project x").unwrap().notes.len(), 1);
+}
+
+#[test]
+fn an_optimizer_that_would_be_paged_says_that_it_is_not() {
+    let note = |name: &str| {
+        typed(&format!("train clm --optim {name}"))
+            .unwrap()
+            .paging_note()
+    };
+    assert_eq!(
+        note("paged_adamw_8bit").unwrap(),
+        "--optim paged_adamw_8bit is adamw_bnb_8bit: its state stays on the device, nothing is paged"
+    );
+    assert!(
+        note("paged_adamw_32bit")
+            .unwrap()
+            .contains("is adamw_torch:")
+    );
+    assert_eq!(note("adamw_8bit"), None);
 }

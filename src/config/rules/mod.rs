@@ -106,7 +106,7 @@ rules! {
     launch_runs_train_or_eval for LAUNCH in processes;
     losses_go_together for DPO in preference;
     evaluation_has_its_reference for EVAL_REFERENCED in preference;
-    kl_is_estimated_on_one_replica for KTO in preference;
+    kl_is_estimated_within_a_batch for KTO in preference;
     answers_are_not_streamed for PREFERENCES
         if *flags.streaming =>
         "--streaming: answers are tokenized before training, and the reference's log-probabilities computed once",
@@ -118,7 +118,7 @@ rules! {
         "neither training nor evaluation is asked for",
         "add --do_train, --do_eval or both";
     run_has_an_output_dir for TRAINING
-        if !flags.output_dir.is_given() =>
+        if !flags.output_dir.is_given() && !flags.preview.is_given() =>
         "--output_dir is missing",
         "add --output_dir DIR, where the model, checkpoints and logs go";
     json_is_for_the_plan for TRAINING
@@ -197,7 +197,24 @@ rules! {
         if *flags.streaming && flags.trains() && flags.max_steps.is_none() =>
         "--streaming has no end: training length can't be given in epochs",
         "add --max_steps N";
+    previews_read_all for TRAINING
+        if flags.preview.is_given() && (*flags.streaming || *flags.dry_run) =>
+        "--preview reads the whole training set and stops: it does not go with --streaming or --dry_run",
+        "leave one of them out";
     streaming_has_no_epochs for TRAINING in data;
+    mixtures_are_read_ahead for TRAIN
+        if !flags.weights.is_empty() && *flags.streaming =>
+        "--streaming does not support training files with weights yet: a mixture is drawn before training",
+        "leave --streaming out, or the weights";
+    /// Rows of a mixture may come several times, so that none can be set aside.
+    mixtures_set_nothing_aside for TRAIN
+        if !flags.weights.is_empty() && flags.evaluates() && !flags.validation_file.is_given() =>
+        "nothing can be set aside of training files with weights, whose rows may come several times",
+        "add --validation_file FILE";
+    only_mixtures_choose_their_end for TRAIN
+        if flags.weights.is_empty() && flags.stopping_strategy.is_given() =>
+        "--stopping_strategy is about training files with weights, and there are none",
+        "give each file its share, as --train_file a.jsonl:0.7 b.jsonl:0.3, or leave it out";
     first_evaluation_has_data for TRAINING
         if *flags.eval_on_start && !flags.evaluates() =>
         "--eval_on_start evaluates, but no evaluation is asked for",

@@ -1,7 +1,7 @@
 //! What pairs and answers are learned by: losses and settings that TRL refuses together, and what has
 //! no meaning.
 
-use super::verdict::{Verdict, refuse, refuse_if};
+use super::verdict::{Verdict, refuse_if};
 use crate::choices::{FDivergence, KtoLoss, PreferenceLoss};
 use crate::error::UsageError;
 use crate::flags::Flags;
@@ -74,27 +74,12 @@ pub fn evaluation_has_its_reference(flags: &Flags) -> Verdict {
     )
 }
 
-/// The KL term is estimated over a whole batch.
-pub fn kl_is_estimated_on_one_replica(flags: &Flags) -> Verdict {
-    if *flags.kto_loss != KtoLoss::Kto {
-        return Ok(());
-    }
-    if flags.per_device_train_batch_size.count().is_none() {
-        return refuse(
-            "--loss_type kto compares the answers of a batch of training, whose size auto leaves open",
-            "give --per_device_train_batch_size a number",
-        );
-    }
-    for degree in [&flags.data_parallel, &flags.shard_parallel] {
-        if degree.count() != Some(1) {
-            return refuse(
-                format!(
-                    "--{} divides batches, and --loss_type kto estimates its KL term over a whole one",
-                    degree.name()
-                ),
-                "leave it out and raise --gradient_accumulation_steps, or use --loss_type apo_zero_unpaired",
-            );
-        }
-    }
-    Ok(())
+/// Answers are compared within a device's batch.
+pub fn kl_is_estimated_within_a_batch(flags: &Flags) -> Verdict {
+    let is_open = flags.per_device_train_batch_size.count().is_none();
+    refuse_if(
+        *flags.kto_loss == KtoLoss::Kto && is_open,
+        "--loss_type kto compares the answers of a batch of training, whose size auto leaves open",
+        "give --per_device_train_batch_size a number",
+    )
 }

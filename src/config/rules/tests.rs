@@ -663,6 +663,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 3",
     ),
     (
+        "previews_read_all",
+        "CLM --preview 2 --streaming --max_steps 3",
+        "--preview reads the whole training set",
+    ),
+    (
+        "mixtures_are_read_ahead",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
+        "a mixture is drawn before training",
+    ),
+    (
+        "mixtures_set_nothing_aside",
+        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --do_train --do_eval",
+        "nothing can be set aside",
+    ),
+    (
+        "only_mixtures_choose_their_end",
+        "CLM --stopping_strategy all_exhausted",
+        "there are none",
+    ),
+    (
         "first_evaluation_has_data",
         "CLM --eval_on_start",
         "no evaluation is asked for",
@@ -730,9 +750,9 @@ const CASES: &[(&str, &str, &str)] = &[
         "rewards compare the model with its reference",
     ),
     (
-        "kl_is_estimated_on_one_replica",
-        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --data_parallel 2",
-        "--data_parallel divides batches",
+        "kl_is_estimated_within_a_batch",
+        "train kto --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/o --per_device_train_batch_size auto",
+        "compares the answers of a batch of training",
     ),
     (
         "answers_are_not_streamed",

@@ -132,7 +132,9 @@ pub fn best_needs_its_checkpoint(flags: &Flags) -> Verdict {
     let (evaluates, saves) = (*flags.eval_strategy, *flags.save_strategy);
     let matches = match saves {
         SaveStrategy::Best => true,
-        other => other.to_string() == evaluates.to_string(),
+        SaveStrategy::No => evaluates == Strategy::No,
+        SaveStrategy::Steps => evaluates == Strategy::Steps,
+        SaveStrategy::Epoch => evaluates == Strategy::Epoch,
     };
     refuse_if(
         *flags.load_best_model_at_end && evaluates != Strategy::No && !matches,

@@ -37,6 +37,18 @@ impl Message {
         Message { fields }
     }
 
+    /// The same with another content.
+    pub fn with_content(&self, content: &str) -> Message {
+        let mut fields = self.fields.clone();
+        fields.insert("content".into(), content.into());
+        Message { fields }
+    }
+
+    /// Its content, where that is text.
+    pub fn content(&self) -> Option<&str> {
+        self.fields.get("content").and_then(Value::as_str)
+    }
+
     /// Its role; empty where that is no text.
     pub fn role(&self) -> &str {
         let role = self.fields.get("role").and_then(Value::as_str);

@@ -27,6 +27,8 @@ pub enum Format {
     Tsv,
     Json,
     Parquet,
+    /// Token ids alone.
+    Tokens,
 }
 
 impl Format {
@@ -43,6 +45,7 @@ impl Format {
             Some("tsv") => Format::Tsv,
             Some("json" | "jsonl" | "ndjson") => Format::Json,
             Some("parquet") => Format::Parquet,
+            Some("npy" | "bin") => Format::Tokens,
             _ => Format::Text,
         }
     }
@@ -86,7 +89,7 @@ impl Table {
     /// read are added to `count`.
     pub fn open(path: &Path, settings: &TableSettings, count: Arc<AtomicU64>) -> Result<Table> {
         let (reader, columns) = match Format::of(path) {
-            Format::Text => {
+            Format::Text | Format::Tokens => {
                 return Err(Error::NotATable {
                     path: path.to_path_buf(),
                 });

@@ -32,6 +32,7 @@ mod time;
 mod value;
 
 pub use error::{Error, Result};
+pub use print::float as python_float;
 
 use interpreter::Interpreter;
 use serde_json::{Map, Value as Json};

@@ -179,8 +179,10 @@ pub(crate) fn is_printable(letter: char) -> bool {
     matches!(letter, '\'' | '"' | '\\') || !text.escape_debug().skip(1).any(|it| it == '\\')
 }
 
-/// A float's shortest digits, as Python lays them out.
-pub(crate) fn float(value: f64) -> String {
+/// `repr(value)` of a Python float. Both languages print the shortest digits that give the same number
+/// back; only the notation differs: Python has an exponent, of two digits or more, below 1e-4 and from
+/// 1e16 on, and always a point or an exponent.
+pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_string();
     }
@@ -200,4 +202,40 @@ pub(crate) fn float(value: f64) -> String {
     }
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repr_is_pythons() {
+        // Right-hand sides were printed by Python 3.
+        for (x, text) in [
+            (5e-5, "5e-05"),
+            (0.0001, "0.0001"),
+            (0.00012345, "0.00012345"),
+            (9.999e-5, "9.999e-05"),
+            (1e-100, "1e-100"),
+            (1.5e-7, "1.5e-07"),
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (-2.5, "-2.5"),
+            (100.0, "100.0"),
+            (3.21, "3.21"),
+            (0.1 + 0.2, "0.30000000000000004"),
+            (1e15, "1000000000000000.0"),
+            (123456789012345680.0, "1.2345678901234568e+17"),
+            (1e16, "1e+16"),
+            (1e22, "1e+22"),
+            (1.7976931348623157e308, "1.7976931348623157e+308"),
+            (5e-324, "5e-324"),
+            (f64::NAN, "nan"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+        ] {
+            assert_eq!(float(x), text);
+        }
+    }
 }

@@ -101,7 +101,9 @@ impl Client {
                 Executable::from_raw(made.executable, &self.inner, signature)
             }
         };
-        compile().map_err(|e| {
+        let compiled = compile();
+        give_back_memory();
+        compiled.map_err(|e| {
             e.during(format!(
                 "compiling a module ({} bytes of {format}) for {}",
                 code.len(),
@@ -414,4 +416,14 @@ impl std::fmt::Debug for Executable {
             self.devices
         )
     }
+}
+
+/// Gives what a compiler has freed back to the system: hundreds of MiB of small pieces, which the
+/// allocator would keep beside a step's buffers.
+fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: glibc's own function, which takes its own locks.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }

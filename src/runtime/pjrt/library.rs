@@ -244,7 +244,7 @@ fn choose_kernels(rank: impl Fn(CpuKernel) -> i32, named: &str) -> Result<CpuKer
     let names: Vec<&str> = (named.split(',').map(str::trim))
         .filter(|name| !name.is_empty())
         .collect();
-    let here = CpuKernel::ALL.map(|kernel| (rank(kernel) != ABSENT).then_some(kernel.kind()));
+    let here = CpuKernel::ALL.map(|kernel| (rank(kernel) != ABSENT).then_some(kernel.name()));
     let here: Vec<&str> = here.into_iter().flatten().collect();
     if let Some(name) = names.iter().find(|name| !here.contains(name)) {
         return Err(Error::Contradiction {
@@ -259,7 +259,7 @@ fn choose_kernels(rank: impl Fn(CpuKernel) -> i32, named: &str) -> Result<CpuKer
     }
     Ok(CpuKernels::best(|kernel| match &names[..] {
         [] => rank(kernel) == FAST,
-        names => names.contains(&kernel.kind()) && rank(kernel) != ABSENT,
+        names => names.contains(&kernel.name()) && rank(kernel) != ABSENT,
     }))
 }
 

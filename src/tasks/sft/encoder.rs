@@ -43,6 +43,9 @@ impl Encoder {
 
     /// An example's row before it is cut, and whether a second token that begins a text was removed.
     fn row(&self, sample: &Sample) -> Result<(Row, bool)> {
+        if let Some(row) = &sample.row {
+            return Ok((row.clone(), false));
+        }
         let kinds = sample.labels.iter().flatten();
         let kinds = kinds.map(|label| label.as_class() as u32);
         let (mut texts, mut pieces) = (Vec::new(), Vec::new());
@@ -169,6 +172,7 @@ impl Encoder {
         for sample in samples {
             let (row, is_doubled) = self.row(sample)?;
             group.tokens += row.ids.len() as u64;
+            group.lengths.push(row.ids.len() as u64);
             group.truncated += u64::from(cuts && row.ids.len() > self.length);
             group.doubled += u64::from(is_doubled);
             examples.push((sample.index, row));

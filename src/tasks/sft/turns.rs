@@ -6,9 +6,13 @@
 //! before it: what the template writes around it there must stand in the text of the whole, behind
 //! the turn before. A template for which it doesn't, or for which the last turn and one in the middle
 //! are elsewhere in truth, is asked about every turn.
+//!
+//! A template that writes a turn in another way once others follow (it leaves out the reasoning of all but
+//! the last) is written turn by turn, each as it is when it is the last one.
 
 use std::ops::Range;
 
+use super::known::{Begin, Rule};
 use xtrain_data::chat_template::Message;
 use xtrain_data::{Error, Result};
 
@@ -33,16 +37,44 @@ pub(super) struct Conversation<'a> {
     pub turns: &'a [Message],
     pub whole: &'a str,
     pub write: Write<'a>,
+    /// What is the assistant's own of the template's text.
+    pub rule: Rule,
+    /// The token that ends a text; empty where there is none.
+    pub end: &'a str,
     /// An error of the row.
     pub bad: &'a dyn Fn(String) -> Error,
 }
 
+/// The text of a conversation, and which bytes of it are the assistant's own.
+#[derive(Debug, PartialEq)]
+pub(super) struct Marked {
+    pub text: String,
+    pub answers: Vec<Range<usize>>,
+}
+
+/// What stands in the place of a turn's content where its end is looked for: a character that no text has.
+const STAND_IN: &str = "\u{e000}";
+
 impl Conversation<'_> {
+    /// The text with the assistant's turns from a message on.
+    ///
+    /// # Errors
+    /// The template fails, or writes a turn otherwise once others follow and doesn't show where it ends.
+    pub fn marked(&self, from: usize) -> Result<Marked> {
+        match self.answers(from) {
+            Ok(answers) => Ok(Marked {
+                text: self.whole.to_string(),
+                answers,
+            }),
+            Err(error) => self.each_as_last(from)?.ok_or(error),
+        }
+    }
+
     /// The assistant's turns from a message on, as bytes of the text.
     ///
     /// # Errors
     /// The template fails, or writes a turn otherwise once others follow.
-    pub fn answers(&self, from: usize) -> Result<Vec<Range<usize>>> {
+    fn answers(&self, from: usize) -> Result<Vec<Range<usize>>> {
         let is_answer = |turn: &usize| self.turns[*turn].role() == "assistant";
         let answers: Vec<usize> = (from..self.turns.len()).filter(is_answer).collect();
         let chained = if self.turns.len() > SHORT {
@@ -66,22 +98,119 @@ impl Conversation<'_> {
     /// # Errors
     /// As [`Conversation::answers`].
     fn start(&self, turn: usize) -> Result<usize> {
-        let asks = self.turns[turn].role() == "assistant";
-        let before = (self.write)(&self.turns[..turn], asks)?;
+        let before = self.opening(&self.turns[..turn])?;
         let start = self.whole.starts_with(&before).then_some(before.len());
         start.ok_or_else(|| self.rewritten(turn))
+    }
+
+    /// The text of messages up to where the answer to them begins.
+    fn opening(&self, before: &[Message]) -> Result<String> {
+        let asks = self.rule.begin != Begin::Message;
+        let mut text = (self.write)(before, asks)?;
+        let length = match self.rule.begin {
+            Begin::Cue => without_reasoning(&text).len(),
+            Begin::CueWord => text.trim_end().len(),
+            Begin::Message => text.len(),
+        };
+        text.truncate(length);
+        Ok(text)
+    }
+
+    /// Where a turn ends in the text, of which `with_it` is what the template writes where it is the last.
+    fn end(&self, start: usize, with_it: &str) -> Option<usize> {
+        if self.whole.starts_with(with_it) {
+            return Some(with_it.len());
+        }
+        // What ends every text.
+        let without = with_it
+            .strip_suffix(self.end)
+            .filter(|_| !self.end.is_empty());
+        if let Some(without) = without.filter(|text| self.whole.starts_with(text)) {
+            return Some(without.len());
+        }
+        // The last turn ends with a mark of its own.
+        let same = with_it.bytes().zip(self.whole.bytes());
+        let same = same.take_while(|(a, b)| a == b).count();
+        let open = with_it.as_bytes()[..same]
+            .iter()
+            .rposition(|byte| *byte == b'<');
+        let open = open.filter(|open| *open >= start)?;
+        let mark = |text: &str| Some(text.get(open..)?.find('>')? + 1);
+        (open + mark(with_it)? == with_it.len()).then_some(open + mark(self.whole)?)
+    }
+
+    /// The text in which each of the assistant's turns is as the template writes it where it is the last
+    /// one; `None` if the template doesn't show where such a turn ends.
+    fn each_as_last(&self, from: usize) -> Result<Option<Marked>> {
+        let is_answer = |turn: &usize| self.turns[*turn].role() == "assistant";
+        let answers: Vec<usize> = (0..self.turns.len()).filter(is_answer).collect();
+        if self.rule.begin == Begin::Message || answers.is_empty() {
+            return Ok(None);
+        }
+        let mut marked = Marked {
+            text: String::new(),
+            answers: Vec::new(),
+        };
+        let mut before = None;
+        for turn in answers {
+            let opening = self.opening(&self.turns[..turn])?;
+            let with_it = (self.write)(&self.turns[..=turn], false)?;
+            let Some(answer) = with_it.strip_prefix(opening.as_str()) else {
+                return Ok(None);
+            };
+            match before {
+                None => marked.text.push_str(&opening),
+                Some(before) => match self.between(before, turn)? {
+                    Some(between) => marked.text.push_str(&between),
+                    None => return Ok(None),
+                },
+            }
+            let start = marked.text.len();
+            marked.text.push_str(answer);
+            if turn >= from {
+                marked.answers.push(start..marked.text.len());
+            }
+            before = Some(turn);
+        }
+        let all = self.turns.len();
+        if let Some(last) = before.filter(|last| last + 1 < all) {
+            match self.between(last, all)? {
+                Some(rest) => marked.text.push_str(&rest),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(marked))
+    }
+
+    /// What the template writes from the end of an answer up to the beginning of the next one, `turn`, or to
+    /// the end of the text; `None` if it does not show.
+    fn between(&self, answer: usize, turn: usize) -> Result<Option<String>> {
+        let mut turns = self.turns[..turn].to_vec();
+        turns[answer] = turns[answer].with_content(STAND_IN);
+        let alone = (self.write)(&turns[..=answer], false)?;
+        let followed = if turn < self.turns.len() {
+            self.opening(&turns)?
+        } else {
+            (self.write)(&turns, false)?
+        };
+        let behind = |text: &str| {
+            let mut parts = text.split(STAND_IN);
+            let last = parts.next().and(parts.next()).map(str::to_string);
+            last.filter(|_| parts.next().is_none())
+        };
+        let (Some(alone), Some(followed)) = (behind(&alone), behind(&followed)) else {
+            return Ok(None);
+        };
+        Ok(followed.strip_prefix(alone.as_str()).map(str::to_string))
     }
 
     /// An answer's place, found with all messages before it.
     fn answer(&self, turn: usize) -> Result<Range<usize>> {
         let start = self.start(turn)?;
         let with_it = (self.write)(&self.turns[..=turn], false)?;
-        // What stands between turns belongs to none.
-        let end = with_it.trim_end().len();
-        if self.whole.starts_with(&with_it) && end >= start {
-            Ok(start..end)
-        } else {
-            Err(self.rewritten(turn))
+        match self.end(start, &with_it).filter(|end| *end >= start) {
+            Some(end) => Ok(start..end),
+            None => Err(self.rewritten(turn)),
         }
     }
 
@@ -115,15 +244,15 @@ impl Conversation<'_> {
         let mut few = [&self.turns[..HEAD], &self.turns[seam..turn]].concat();
         let messages_to_before = HEAD + before - seam + 1;
         let write = |messages: &[Message], asks: bool| (self.write)(messages, asks).ok();
-        let to_before = write(&few[..messages_to_before], false)?.trim_end().len();
-        let asks = write(&few, true)?;
+        let to_before = write(&few[..messages_to_before], false)?.len();
+        let asks = self.opening(&few).ok()?;
         few.push(self.turns[turn].clone());
         let with_it = write(&few, false)?;
         let rest = &self.whole[end..];
         let fits =
             rest.starts_with(asks.get(to_before..)?) && rest.starts_with(with_it.get(to_before..)?);
         let length = |bytes: usize| bytes.checked_sub(to_before);
-        let place = end + length(asks.len())?..end + length(with_it.trim_end().len())?;
+        let place = end + length(asks.len())?..end + length(with_it.len())?;
         (fits && place.start <= place.end).then_some(place)
     }
 
@@ -147,6 +276,13 @@ impl Conversation<'_> {
              each answer, with what comes before it as prompt and the answer as completion"
         ))
     }
+}
+
+/// A cue without the reasoning that it begins for the assistant, or says to be empty.
+fn without_reasoning(cue: &str) -> &str {
+    let open = cue.trim_end();
+    let open = open.strip_suffix("</think>").map_or(open, str::trim_end);
+    open.strip_suffix("<think>").unwrap_or(cue)
 }
 
 #[cfg(test)]

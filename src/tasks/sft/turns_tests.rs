@@ -83,6 +83,8 @@ fn long_conversations_have_the_turns_that_all_messages_give() {
                 turns: &turns,
                 whole: &whole,
                 write: &write,
+                rule: Rule::default(),
+                end: "<|endoftext|>",
                 bad: &bad,
             };
             let answers = (0..turns.len()).filter(|turn| turns[*turn].role() == "assistant");
@@ -121,6 +123,8 @@ fn templates_that_look_far_back_are_asked_about_every_turn() {
         turns: &turns,
         whole: &whole,
         write: &write,
+        rule: Rule::default(),
+        end: "",
         bad: &|reason| panic!("{reason}"),
     };
     let found = conversation.answers(0).unwrap();
@@ -130,4 +134,82 @@ fn templates_that_look_far_back_are_asked_about_every_turn() {
         .map(|turn| conversation.answer(turn))
         .collect();
     assert_eq!(found, all.unwrap());
+}
+
+/// The text of four messages with the assistant's own in brackets, by a template and a rule; or why there is none.
+fn bracketed(source: &str, rule: Rule, messages: &[(&str, &str)]) -> Result<String> {
+    let (_dir, template) = template(source);
+    let turns: Vec<Message> = (messages.iter())
+        .map(|(role, content)| Message::new(role, *content))
+        .collect();
+    let write = |turns: &[Message], asks: bool| {
+        let text = template.render(turns, asks, &Variables::default());
+        text.map(|it| it.text)
+    };
+    let whole = write(&turns, false)?;
+    let conversation = Conversation {
+        turns: &turns,
+        whole: &whole,
+        write: &write,
+        rule,
+        end: "<|endoftext|>",
+        bad: &|reason| Error::BadRow {
+            place: Place::line(Path::new("f"), 1),
+            reason,
+        },
+    };
+    let marked = conversation.marked(0)?;
+    let mut text = marked.text;
+    for answer in marked.answers.iter().rev() {
+        text.insert(answer.end, ']');
+        text.insert(answer.start, '[');
+    }
+    Ok(text)
+}
+
+const TWO: [(&str, &str); 5] = [
+    ("user", "q"),
+    ("assistant", "a"),
+    ("user", "r"),
+    ("assistant", "b"),
+    ("user", "s"),
+];
+
+/// What a template writes around turns decides where they begin and end.
+#[test]
+fn turns_are_all_that_the_template_writes_of_them() {
+    const THINKS: &str = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}\
+                          <think></think>{% endif %}{{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+    const ENDS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% else %}{{ eos_token }}{% endif %}";
+    const LAST: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if loop.last and m.role == 'assistant' %}<return>{% else %}<end>{% endif %}{% endfor %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+    const FORGETS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else '...' }}\n{% endfor %}";
+    let usual = Rule::default();
+    // Each turn as it is where it is the last one.
+    assert_eq!(
+        bracketed(THINKS, usual, &TWO).unwrap(),
+        "<user>q<end>\n<assistant>[<think></think>a<end>\n]<user>r<end>\n<assistant>[<think></think>b<end>\n]<user>s<end>\n"
+    );
+    // What ends every text is the last turn's alone.
+    assert_eq!(
+        bracketed(ENDS, usual, &TWO[..4]).unwrap(),
+        "<user>q<end>\n<assistant>[a<end>\n]<user>r<end>\n<assistant>[b<end>\n<|endoftext|>]"
+    );
+    // The last turn ends with another mark.
+    assert_eq!(
+        bracketed(LAST, usual, &TWO[..4]).unwrap(),
+        "<user>q<end><assistant>[a<end>]<user>r<end><assistant>[b<return>]"
+    );
+    let of_message = Rule {
+        begin: Begin::Message,
+        ..usual
+    };
+    assert_eq!(
+        bracketed(LAST, of_message, &TWO[..2]).unwrap(),
+        "<user>q<end>[<assistant>a<return>]"
+    );
+    let error = bracketed(FORGETS, usual, &TWO[..3])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("otherwise once others follow"), "{error}");
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_cache::{CPU_THREADS, CacheSettings, GraphCache, Machine};
 use xtrain_distributed::{ProcessGroup, RankInfo};
+use xtrain_graphs::op::KernelAttention;
 use xtrain_graphs::{CpuKernels, CudaTarget, NeuronChip, Target};
 use xtrain_parallel::Mesh;
 use xtrain_report::errln;
@@ -68,8 +69,8 @@ impl DeviceSettings {
             return Ok(Target::CPU);
         }
         Ok(match Library::open()?.cpu_target()? {
-            Target::Cpu(kernels) => Target::Cpu(CpuKernels {
-                attention: kernels.attention && !self.plain_attention,
+            Target::Cpu(kernels) if self.plain_attention => Target::Cpu(CpuKernels {
+                calls: kernels.calls.without::<KernelAttention>(),
                 ..kernels
             }),
             other => other,

@@ -1,17 +1,17 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
 //!
-//! A checkpoint is written while training waits, tensor by tensor, or in the background from a copy
-//! of the whole state, of which each of several processes has its share.
+//! A checkpoint is written tensor by tensor while training waits, or in the background from a copy of the
+//! state. Of the optimizer's state each of several processes has its share.
 
 use super::best::Best;
 use super::sharded_state::{ShardedStateWriter, not_finite, values_of};
-use super::streamed::{Streamed, Written, take_part};
+use super::streamed::{Check, Source, Streamed, Written, take_part};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
 use crate::run_state::{CheckpointHistory, DATA_POSITION, RunState};
 use crate::session::Session;
-use crate::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
+use crate::session::parameters::HostTensor;
 use crate::settings::{Cadence, EvaluationTimes};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -19,11 +19,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::hf::{Form, Pretrained, TrainerState, save_pretrained};
 use xtrain_checkpoint::optimizer::PeerWriters;
-use xtrain_checkpoint::pace;
 use xtrain_checkpoint::state::checkpoint_dir;
-use xtrain_checkpoint::{
-    self as checkpoint, CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint,
-};
+use xtrain_checkpoint::{CheckpointParts, Pace, TensorRef, TrainingState, prune, save_checkpoint};
 use xtrain_distributed::ProcessGroup;
 use xtrain_distributed::process_group::Work;
 use xtrain_graphs::DType;
@@ -93,10 +90,12 @@ impl SavedModel {
         step: u64,
         kept: &CheckpointHistory,
     ) -> Result<()> {
-        let kept = kept.sentence();
-        let pace = Pace::full();
-        let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
-        let streamed = Streamed::new(session, &[self.written()], &check, self.dtype)?;
+        let check = Check {
+            pace: Pace::full(),
+            step,
+            kept: kept.sentence(),
+        };
+        let streamed = Streamed::new(session, &[self.written()], check, self.dtype)?;
         let config = self.config_with(self.dtype.unwrap_or(self.trained));
         let names = self.saved_names.as_deref();
         let pretrained = Pretrained {
@@ -135,35 +134,29 @@ fn torch_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Of a process's share, what is not worth saving. Rank 0 reports it, which knows the last good
-/// checkpoint.
-fn broken<'t>(own: &'t [HostTensor], pace: &Pace) -> Option<&'t str> {
-    let broken = own.iter().find(|tensor| !all_finite(tensor, pace));
-    broken.map(|tensor| tensor.name.as_str())
+/// The tensors of the optimizer's state that this process writes, where several write it.
+struct Share {
+    writer: ShardedStateWriter,
+    tensors: Vec<HostTensor>,
 }
 
-fn all_finite(tensor: &HostTensor, pace: &Pace) -> bool {
-    let mut pieces = tensor.bytes.chunks(pace::PIECE);
-    pieces.all(|piece| pace.work(|| is_finite(&tensor.shape, piece)))
-}
-
-/// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
-/// see it a step later.
-fn worth_saving(tensor: &HostTensor, pace: &Pace, step: u64, kept: &str) -> Result<()> {
-    if all_finite(tensor, pace) {
-        return Ok(());
+impl Share {
+    /// Writes them into the checkpoint that rank 0 has begun, which reports what is not worth saving: it
+    /// knows the last good checkpoint.
+    fn write(&self, output_dir: &Path, check: &Check) -> Result<()> {
+        let broken = self.tensors.iter().find(|tensor| !check.is_finite(tensor));
+        let broken = broken.map(|tensor| tensor.name.as_str());
+        let tensors = references(&self.tensors);
+        (self.writer).write(output_dir, &tensors, broken, &check.pace)
     }
-    Err(Error::NotWorthSaving {
-        step,
-        tensor: tensor.name.clone(),
-        kept: kept.into(),
-    })
 }
 
-/// What a checkpoint holds besides tensors.
+/// What a checkpoint holds besides tensors, and their names.
 struct Unwritten {
     output_dir: PathBuf,
     form: Form,
+    parameters: Vec<String>,
+    optimizer_state: Vec<String>,
     saved_names: Option<Vec<String>>,
     config: Map<String, Value>,
     files: Vec<(String, Vec<u8>)>,
@@ -175,29 +168,51 @@ struct Unwritten {
 }
 
 impl Unwritten {
-    fn write(
+    /// Writes the checkpoint from what is streamed, of the optimizer's state this process's share where
+    /// others have one.
+    fn write<S: Source>(
         &self,
-        weights: Vec<TensorRef>,
-        optimizer: &[TensorRef],
-        peer_writers: Option<&dyn PeerWriters>,
+        streamed: Streamed<S>,
+        share: Option<&Share>,
+        check: &Check,
+    ) -> Result<PathBuf> {
+        let mut own = share.into_iter().flat_map(|share| &share.tensors);
+        let is_good = own.try_for_each(|tensor| check.check(tensor));
+        let written = is_good.and_then(|()| self.write_parts(&streamed, share, &check.pace));
+        // If it is not good, the others are reading the weights together with this process.
+        let written = streamed.finish().and(written);
+        if let (Err(_), Some(share)) = (&written, share) {
+            share.writer.give_up();
+        }
+        written
+    }
+
+    fn write_parts<S: Source>(
+        &self,
+        streamed: &Streamed<S>,
+        share: Option<&Share>,
         pace: &Pace,
-    ) -> checkpoint::Result<PathBuf> {
-        let weights = named(weights, self.saved_names.as_deref());
+    ) -> Result<PathBuf> {
+        let optimizer = match share {
+            Some(share) => references(&share.tensors),
+            None => streamed.tensors(&self.optimizer_state)?,
+        };
+        let weights = streamed.tensors(&self.parameters)?;
         let parts = CheckpointParts {
             model: Pretrained {
                 form: self.form,
                 config: &self.config,
-                weights: &weights,
+                weights: &named(weights, self.saved_names.as_deref()),
                 files: &self.files,
                 max_shard_size: self.max_shard_size,
             },
-            optimizer: (!self.only_model).then_some(optimizer),
-            peer_writers,
+            optimizer: (!self.only_model).then_some(&optimizer[..]),
+            peer_writers: share.map(|share| &share.writer as &dyn PeerWriters),
             trainer_state: &self.trainer_state,
             state: &self.state,
             pace,
         };
-        save_checkpoint(&self.output_dir, &parts)
+        Ok(save_checkpoint(&self.output_dir, &parts)?)
     }
 }
 
@@ -349,6 +364,8 @@ impl SaveHook<'_> {
         Unwritten {
             output_dir,
             form: self.model.form,
+            parameters: self.model.parameters.clone(),
+            optimizer_state: self.optimizer_state.clone(),
             saved_names: self.model.saved_names.clone(),
             config: self.model.config_with(self.model.trained),
             files,
@@ -357,41 +374,6 @@ impl SaveHook<'_> {
             trainer_state,
             state,
         }
-    }
-
-    /// Writes a checkpoint while training waits.
-    fn save(
-        &self,
-        unwritten: &Unwritten,
-        session: &mut Session,
-        run: &RunState,
-    ) -> Result<PathBuf> {
-        let step = unwritten.state.global_step;
-        let kept = run.checkpoints.sentence();
-        let pace = Pace::full();
-        let check = |tensor: &HostTensor| worth_saving(tensor, &pace, step, &kept);
-        let writer = self.sharded_writer(session, step)?;
-        let own = match &writer {
-            Some(writer) => writer.download(session)?,
-            None => Vec::new(),
-        };
-        let own_is_good = own.iter().try_for_each(check);
-        let streamed = Streamed::new(session, &self.written(writer.is_some()), &check, None)?;
-        if let Err(broken) = own_is_good {
-            // The others are reading the weights together with this process.
-            streamed.finish()?;
-            return Err(broken);
-        }
-        let optimizer = match writer {
-            Some(_) => references(&own),
-            None => streamed.tensors(&self.optimizer_state)?,
-        };
-        let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
-        let weights = streamed.tensors(&self.model.parameters)?;
-        let written = unwritten.write(weights, &optimizer, peers, &pace);
-        drop(optimizer);
-        streamed.finish()?;
-        Ok(written?)
     }
 
     /// What is streamed, in the order of a checkpoint: the optimizer's state too, unless several
@@ -405,73 +387,27 @@ impl SaveHook<'_> {
             .collect()
     }
 
-    fn sharded_writer(&self, session: &Session, step: u64) -> Result<Option<ShardedStateWriter>> {
+    /// Reads this process's share of the optimizer's state, where several processes write it. All ranks
+    /// call it at the same step.
+    fn share(&self, session: &mut Session, step: u64) -> Result<Option<Share>> {
         let names = &self.optimizer_state;
-        ShardedStateWriter::of(session, names, step, &self.settings.output_dir)
-    }
-
-    /// Copies the state and starts to check and write it. Meanwhile the other processes
-    /// [start to help](Self::start_helping).
-    fn start_saving(
-        &self,
-        unwritten: Unwritten,
-        session: &mut Session,
-        run: &RunState,
-    ) -> Result<Background> {
-        let began = Instant::now();
-        let (step, kept) = (unwritten.state.global_step, run.checkpoints.sentence());
-        let writer = self.sharded_writer(session, step)?;
-        let weights = download(session, &self.model.parameters)?;
-        let optimizer = match &writer {
-            Some(writer) => writer.download(session)?,
-            None => download(session, &self.optimizer_state)?,
-        };
-        // Looking at every value takes as long as copying them, so no step waits for that either.
-        let write = move |pace: &Pace| {
-            let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
-            let good = weights
-                .iter()
-                .chain(&optimizer)
-                .try_for_each(|tensor| worth_saving(tensor, pace, step, &kept));
-            let written = good.and_then(|()| {
-                let (weights, optimizer) = (references(&weights), references(&optimizer));
-                Ok(unwritten.write(weights, &optimizer, peers, pace)?)
-            });
-            if let (Err(_), Some(writer)) = (&written, &writer) {
-                writer.give_up();
-            }
-            written.map(Some)
-        };
-        self.start(step, began, write)
-    }
-
-    /// Copies this process's share of what rank 0 saves in the background, and starts to write it.
-    fn start_helping(&self, step: u64, session: &mut Session) -> Result<Option<Background>> {
-        let began = Instant::now();
-        let writer = self.sharded_writer(session, step)?;
-        take_part_in_download(session, &self.model.parameters)?;
+        let writer = ShardedStateWriter::of(session, names, step, &self.settings.output_dir)?;
         let Some(writer) = writer else {
-            take_part_in_download(session, &self.optimizer_state)?;
             return Ok(None);
         };
-        let own = writer.download(session)?;
-        let output_dir = self.settings.output_dir.clone();
-        let write = move |pace: &Pace| {
-            writer.write(&output_dir, &references(&own), broken(&own, pace), pace)?;
-            Ok(None)
-        };
-        self.start(step, began, write).map(Some)
+        let tensors = writer.download(session)?;
+        Ok(Some(Share { writer, tensors }))
     }
 
+    /// Begins to write in the background; since `began` the steps have waited for a copy.
     fn start(
         &self,
-        step: u64,
         began: Instant,
-        write: impl FnOnce(&Pace) -> Result<Option<PathBuf>> + Send + 'static,
+        check: Check,
+        write: impl FnOnce(&Check) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<Background> {
-        let pace = Pace::background();
-        let pace_of_thread = pace.clone();
-        let write = move || write(&pace_of_thread);
+        let (pace, step) = (check.pace.clone(), check.step);
+        let write = move || write(&check);
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
         let thread = thread.map_err(|source| Error::Io {
             path: self.settings.output_dir.clone(),
@@ -527,22 +463,6 @@ impl SaveHook<'_> {
         }
         run.checkpoints.newest = Some(path);
         run.checkpoints.remove_stale()
-    }
-
-    /// What a process does while rank 0 saves: its share of the optimizer's state.
-    fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
-        let writer = self.sharded_writer(session, step)?;
-        let own = match &writer {
-            Some(writer) => writer.download(session)?,
-            None => Vec::new(),
-        };
-        take_part(session, &self.written(writer.is_some()), None)?;
-        let Some(writer) = writer else {
-            return Ok(());
-        };
-        let pace = Pace::full();
-        let broken = broken(&own, &pace);
-        writer.write(&self.settings.output_dir, &references(&own), broken, &pace)
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
@@ -641,22 +561,43 @@ impl Hook for SaveHook<'_> {
         let stops_early = run.best.as_ref().is_some_and(|best| best.should_stop());
         let is_last = progress.is_last() || signal.is_some() || stops_early;
         let in_background = self.goes_to_background(session, progress.step, is_last)?;
+        let began = Instant::now();
+        let pace = if in_background {
+            Pace::background()
+        } else {
+            Pace::full()
+        };
+        let check = Check {
+            pace,
+            step: progress.step,
+            kept: run.checkpoints.sentence(),
+        };
+        let share = self.share(session, progress.step)?;
+        let lists = self.written(share.is_some());
         if !self.writes {
+            take_part(session, &lists, None)?;
+            let Some(share) = share else {
+                return Ok(control);
+            };
+            let output_dir = self.settings.output_dir.clone();
+            let write = move |check: &Check| share.write(&output_dir, check).map(|()| None);
             if in_background {
-                self.background = self.start_helping(progress.step, session)?;
+                self.background = Some(self.start(began, check, write)?);
             } else {
-                self.help_save(progress.step, session)?;
+                write(&check)?;
             }
             return Ok(control);
         }
         run.log.keep_directory();
         let unwritten = self.unwritten(progress, *batches, run);
+        let streamed = Streamed::new(session, &lists, check.clone(), None)?;
         if in_background {
-            self.background = Some(self.start_saving(unwritten, session, run)?);
+            let copy = streamed.copy()?;
+            let write = move |check: &Check| unwritten.write(copy, share.as_ref(), check).map(Some);
+            self.background = Some(self.start(began, check, write)?);
             return Ok(control);
         }
-        let began = Instant::now();
-        let path = self.save(&unwritten, session, run)?;
+        let path = unwritten.write(streamed, share.as_ref(), &check)?;
         let seconds = began.elapsed().as_secs_f64();
         run.log
             .note(&format!("saved {} in {seconds:.1} s", path.display()));

@@ -1,6 +1,6 @@
 //! What a recorded graph runs as: one graph, or the pieces that the stages of a pipeline run.
 
-use crate::session::Buffers;
+use crate::mesh_devices::Buffers;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use xtrain_cache::CompiledGraph;

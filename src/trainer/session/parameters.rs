@@ -334,6 +334,7 @@ pub fn load_with_head(
             });
         }
         set_weight(session, parameter, &bytes, &shape)?;
+        weights.release(&fit.stored[&parameter.name]);
     }
     Ok(())
 }
@@ -446,13 +447,21 @@ pub fn set_extra_state(
         if let Some(saved) = saved.filter(|saved| saved.get(name).is_some()) {
             session.set_state(name, &saved.read(name, shape)?, shape)?;
         } else if let Some(initial) = initial {
-            let values = vec![*initial; shape.elements()];
-            let wide = shape.with_dtype(DType::F32);
-            let bytes = in_type(bytemuck::cast_slice(&values), &wide, shape);
-            session.set_state(name, &bytes, shape)?;
+            session.set_state(name, &constant(*initial, shape), shape)?;
         }
     }
     Ok(())
+}
+
+/// The bytes of an array that has this value everywhere; integers are 0 at the beginning.
+pub(crate) fn constant(value: f32, shape: &Shape) -> Vec<u8> {
+    if !shape.dtype.is_float() {
+        assert!(value == 0.0, "state of integers begins with zeros");
+        return vec![0; shape.bytes()];
+    }
+    let values = vec![value; shape.elements()];
+    let wide = shape.with_dtype(DType::F32);
+    in_type(bytemuck::cast_slice(&values), &wide, shape).into_owned()
 }
 
 /// A value read back from the device.
@@ -495,6 +504,14 @@ const BYTES_AHEAD: usize = 256 << 20;
 /// # Errors
 /// If there is no state of a name, or the step that computes it failed.
 pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTensor>> {
+    download_groups(session, &read_together(session, names))
+}
+
+/// As [`download`], of what [`read_together`] has grouped.
+///
+/// # Errors
+/// As [`download`].
+pub fn download_groups(session: &mut Session, groups: &[Vec<String>]) -> Result<Vec<HostTensor>> {
     let mut tensors = Vec::new();
     let mut take = |name: &str, (bytes, shape): (Vec<u8>, Shape)| {
         tensors.push(HostTensor {
@@ -506,7 +523,8 @@ pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTenso
     // Copies to the host are made by threads of the device: the next ones begin before one is waited
     // for.
     let (mut ahead, mut bytes_ahead) = (VecDeque::new(), 0);
-    for together in together(session, names) {
+    for together in groups {
+        let together: Vec<&str> = together.iter().map(String::as_str).collect();
         let gathered = session.gather(&together)?;
         for name in together {
             let Some(whole) = gathered.as_ref().and_then(|marked| marked.gathered(name)) else {

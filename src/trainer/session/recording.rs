@@ -1,8 +1,9 @@
 //! One step while it is being recorded, and `mark_step`, which ends it.
 
-use super::{Buffers, HostTime, Session};
+use super::Session;
 use crate::error::{Error, Result};
-use crate::pipeline::{self, Argument, Microbatch, Parts};
+use crate::mesh_devices::Buffers;
+use crate::pipeline::{self, Argument, HostTime, Microbatch, Parts};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,7 +50,7 @@ impl Session {
 
     /// How recorded graphs are partitioned along the tensor axis.
     fn partition(&self) -> Option<Partition> {
-        let groups = self.mesh.groups(&[Axis::Tensor])?;
+        let groups = self.mesh().groups(&[Axis::Tensor])?;
         let inputs = self
             .placements
             .tensor_shardings()
@@ -265,7 +266,7 @@ impl Recording<'_> {
 
     /// The replicas that the step runs on.
     pub fn mesh(&self) -> Mesh {
-        self.session.mesh
+        self.session.mesh()
     }
 
     /// Until the guard is dropped, what is recorded belongs to the stage of the layer that was
@@ -280,7 +281,7 @@ impl Recording<'_> {
     /// # Errors
     /// If `tensor` is of another recording.
     pub fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
-        if self.session.mesh.stage == 1 || !self.session.is_spread() {
+        if self.session.mesh().stage == 1 || !self.session.is_spread() {
             return Ok(tensor.clone());
         }
         let _everywhere = self.trace.at_every_stage();
@@ -323,7 +324,7 @@ impl Recording<'_> {
         if matches!(self.shapes, Shapes::Given(_)) {
             return Ok(self.feed_abstract(name, shape));
         }
-        let buffers = self.session.upload_each(shape, bytes)?;
+        let buffers = self.session.devices.upload(shape, bytes)?;
         Ok(self.feed(name, buffers))
     }
 
@@ -372,7 +373,7 @@ impl Recording<'_> {
             return Ok(());
         }
         let tensor = &self.at_every_stage(tensor)?;
-        let replicas = self.session.mesh.replicas();
+        let replicas = self.session.mesh().replicas();
         let elements = tensor.shape().elements();
         let own: Vec<u32> = (0..replicas as u32).collect();
         let number = match self.known.get(NUMBER) {
@@ -452,10 +453,15 @@ impl Recording<'_> {
     /// later is an error where a value is read.
     pub fn mark_step(self, name: &str) -> Result<StepOutputs> {
         let (session, microbatch, started) = self.microbatch(name)?;
-        let mut microbatches = std::mem::take(&mut session.waiting);
-        microbatches.push(microbatch);
         let recorded = started.elapsed();
-        let (fetched, mut host_time) = pipeline::run(session, microbatches)?;
+        let Session {
+            devices,
+            cache,
+            state,
+            executor,
+            ..
+        } = session;
+        let (fetched, mut host_time) = executor.run(devices, cache, state, microbatch)?;
         host_time.trace += recorded;
         Ok(StepOutputs { fetched, host_time })
     }
@@ -466,11 +472,11 @@ impl Recording<'_> {
     /// # Errors
     /// As [`Recording::mark_step`].
     pub fn mark_microbatch(self, name: &str) -> Result<StepOutputs> {
-        if self.session.mesh.stage == 1 {
+        if self.session.mesh().stage == 1 {
             return self.mark_step(name);
         }
         let (session, microbatch, started) = self.microbatch(name)?;
-        session.waiting.push(microbatch);
+        session.executor.wait(microbatch);
         let host_time = HostTime {
             trace: started.elapsed(),
             ..HostTime::default()

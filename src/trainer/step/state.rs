@@ -19,7 +19,7 @@ pub(super) struct StateOptions {
     pub scales_loss: bool,
     /// Means that the objective measures.
     pub measures: usize,
-    /// Of the optimizer's state.
+    /// Of the optimizer's state, where it has none of its own.
     pub dtype: DType,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn extra_state(
     for parameter in trained {
         for own in optimizer.state(parameter.info()) {
             let name = state_name(&own, &parameter.name);
-            let shape = Shape::new(options.dtype, own.dims);
+            let shape = Shape::new(own.dtype.unwrap_or(options.dtype), own.dims);
             state.push(saved(name, shape, own.initial));
         }
         if options.accumulates {
@@ -86,7 +86,7 @@ pub fn placements(
         let state = optimizer.state(parameter.info()).into_iter();
         ParameterState {
             kept: state
-                .map(|state| (state_name(&state, name), state.along))
+                .map(|state| (state_name(&state, name), state))
                 .collect(),
             sum: Some(sum_name(name)),
         }

@@ -107,15 +107,9 @@ gradient_table! {
     Op::Composite(Composite::StopGradient) => [];
     // Put on gradients, which are not differentiated.
     Op::Composite(Composite::MasterGradient) => [];
-    // A target's own form of attention, which passes put there after gradients are taken.
-    Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::GetTupleElement { .. } => [];
-    // The CPU's own form of matmul, likewise.
-    Op::KernelMatmul(_) => [];
-    Op::KernelAttention(_) => [];
-    Op::OnePass(_) => [];
-    Op::KernelCrossEntropy(_) => [];
-    Op::KernelNorm(_) => [];
-    Op::KernelGelu(_) => [];
+    // A target's own, which passes put there after gradients are taken.
+    Op::Call(_) | Op::GetTupleElement { .. } => [];
+    Op::KernelCodes(_) | Op::Composite(Composite::BlockCodes(_)) => [];
 }
 
 /// What all cases together have reached and found.

@@ -2,6 +2,8 @@
 //! `numerics/` has one file per family; the tolerance stands beside each comparison: f32 rounding
 //! times the few operations involved, unless said otherwise.
 
+#[path = "numerics/block_codes.rs"]
+mod block_codes;
 #[path = "numerics/elementwise.rs"]
 mod elementwise;
 #[path = "numerics/kernels.rs"]

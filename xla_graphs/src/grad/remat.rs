@@ -7,12 +7,13 @@
 //! region: the compiler can then neither take the copies for the originals, which would keep these
 //! alive, nor compute them early.
 //!
-//! Parameters that are sharded over replicas (ZeRO-3) are always gathered again,
-//! whatever is kept of activations: keeping them would keep the whole model.
+//! Two things are never kept, whatever is kept of other activations: parameters that are sharded
+//! over replicas (ZeRO-3) are gathered again, since keeping them would keep the whole model; and what
+//! a model recorded under [`Trace::cheap`] is computed again.
 
 use crate::error::Result;
 use crate::graph::{InputRole, NodeId};
-use crate::op::{Attention, Composite, Op};
+use crate::op::{Composite, Op};
 use crate::provenance::{Phase, Provenance};
 use crate::trace::{Inner, Tensor, Trace};
 use serde::{Deserialize, Serialize};
@@ -66,9 +67,9 @@ pub(super) struct Regions {
     is_activation: Vec<bool>,
     /// Regions' inputs wait in the host's memory.
     offloads: bool,
-    /// From this number on regions hold nothing but parameters that are all-gathered
-    /// for a layer; what uses them in the backward pass is outside.
-    first_gathered: u32,
+    /// From this number on regions hold parameters that are all-gathered for a layer, and what is
+    /// cheap; the backward pass of other nodes uses their copies, too.
+    first_shared: u32,
     /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies
     /// read them.
     copies: HashMap<u32, HashMap<NodeId, Tensor>>,
@@ -88,21 +89,22 @@ impl Regions {
             }
             Checkpointing::Attention => mark_attentions(&inner, &mut region_of),
         }
-        let first_gathered = region_of.iter().flatten().max().map_or(0, |last| last + 1);
-        mark_gathered(&inner, first_gathered, &mut region_of);
+        let first_shared = next_region(&region_of);
+        mark_gathered(&inner, first_shared, &mut region_of);
+        mark_cheap(&inner, &mut region_of);
         let offloads = matches!(checkpointing, Checkpointing::Offloaded(_));
         Regions {
             region_of,
             is_activation: activations(&inner, end),
             offloads,
-            first_gathered,
+            first_shared,
             copies: HashMap::new(),
         }
     }
 
     /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is recomputed and
-    /// this is not a parameter or a constant, or if this is a parameter that was gathered for the
-    /// layer. `dy` is the gradient that has arrived at `user`.
+    /// this is not a parameter or a constant, or if this is cheap or a parameter that was gathered
+    /// for the layer. `dy` is the gradient that has arrived at `user`.
     pub fn replacement(
         &mut self,
         trace: &Trace,
@@ -110,9 +112,8 @@ impl Regions {
         node: NodeId,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let gathered =
-            self.region_of[node as usize].filter(|region| *region >= self.first_gathered);
-        let Some(region) = self.region_of[user as usize].or(gathered) else {
+        let shared = self.region_of[node as usize].filter(|region| *region >= self.first_shared);
+        let Some(region) = self.region_of[user as usize].or(shared) else {
             return Ok(trace.tensor(node));
         };
         if !self.copies.contains_key(&region) {
@@ -199,6 +200,11 @@ fn activations(inner: &Inner, end: usize) -> Vec<bool> {
     marks
 }
 
+/// The number of the next region.
+fn next_region(region_of: &[Option<u32>]) -> u32 {
+    region_of.iter().flatten().max().map_or(0, |last| last + 1)
+}
+
 fn mark_layers(inner: &Inner, together: usize, region_of: &mut [Option<u32>]) {
     for (region, node) in region_of.iter_mut().zip(&inner.nodes) {
         *region = node.provenance.layer.map(|layer| layer / together as u32);
@@ -222,24 +228,92 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
     }
 }
 
-/// Each attention with the making of its dropout mask.
+/// Each run of cheap nodes that is in no region yet.
+fn mark_cheap(inner: &Inner, region_of: &mut [Option<u32>]) {
+    let mut region = next_region(region_of);
+    let mut was_cheap = false;
+    for (marked, node) in region_of.iter_mut().zip(&inner.nodes) {
+        let is_cheap = node.provenance.is_cheap;
+        if is_cheap && marked.is_none() {
+            *marked = Some(region);
+        } else if was_cheap {
+            region += 1;
+        }
+        was_cheap = is_cheap;
+    }
+}
+
+/// Each attention; its dropout mask is drawn inside.
 fn mark_attentions(inner: &Inner, region_of: &mut [Option<u32>]) {
     let mut region = 0;
     for (id, node) in inner.nodes.iter().enumerate().take(region_of.len()) {
-        let Op::Composite(Composite::Attention(Attention { dropout, .. })) = node.op else {
-            continue;
+        if let Op::Composite(Composite::Attention(_)) = node.op {
+            region_of[id] = Some(region);
+            region += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grad::backward_with;
+    use crate::graph::Graph;
+    use crate::{DType, Shape, liveness};
+
+    const LAYERS: usize = 6;
+    /// So many that activations are most of what a step holds.
+    const ROWS: usize = 1024;
+    const WIDTH: usize = 64;
+
+    /// Layers of one gated MLP each, whose loss and gradients are the outputs.
+    fn step(is_cheap: bool, checkpointing: Checkpointing) -> Graph {
+        let trace = Trace::new();
+        let input = |name: String, role| {
+            let rows = if role == InputRole::Feed { ROWS } else { WIDTH };
+            trace.input(name, Shape::new(DType::F32, [rows, WIDTH]), role)
         };
-        region_of[id] = Some(region);
-        if dropout.is_some() {
-            let mut making = vec![node.operands[node.operands.len() - 1]];
-            while let Some(id) = making.pop() {
-                let mask = &inner.nodes[id as usize];
-                if !matches!(mask.op, Op::Input(_)) {
-                    region_of[id as usize] = Some(region);
-                    making.extend(&mask.operands);
-                }
+        let mut x = input("x".into(), InputRole::Feed);
+        let mut weights = Vec::new();
+        for layer in 0..LAYERS {
+            for name in ["gate", "up", "down"] {
+                weights.push(input(format!("{name}.{layer}"), InputRole::State));
             }
         }
-        region += 1;
+        for (layer, matrices) in weights.chunks(3).enumerate() {
+            let _layer = trace.layer(&format!("h.{layer}"));
+            let [gate, up] = [0, 1].map(|i| x.matmul(&matrices[i]).unwrap());
+            let gated = {
+                let _again = is_cheap.then(|| trace.cheap());
+                let silu = gate.mul(&gate.logistic().unwrap()).unwrap();
+                silu.mul(&up).unwrap()
+            };
+            x = x.add(&gated.matmul(&matrices[2]).unwrap()).unwrap();
+        }
+        let loss = x.sum_all().unwrap();
+        let gradients = backward_with(&loss, &weights, checkpointing).unwrap();
+        for (index, gradient) in gradients.iter().enumerate() {
+            trace.output(format!("gradient.{index}"), gradient);
+        }
+        trace.output("loss", &loss);
+        trace.finish("step").unwrap()
+    }
+
+    #[test]
+    fn what_is_cheap_is_not_kept() {
+        let [kept, cheap] = [false, true]
+            .map(|is_cheap| liveness::temporaries(&step(is_cheap, Checkpointing::Off)));
+        // The logistic and the product of both: the gate times its logistic is never written.
+        let value = (ROWS * WIDTH * 4) as u64;
+        assert!(
+            cheap + (LAYERS as u64 - 1) * 2 * value <= kept,
+            "{cheap} bytes with cheap nodes, {kept} without"
+        );
+    }
+
+    #[test]
+    fn a_layer_that_is_computed_again_has_no_cheap_part() {
+        let [kept, cheap] = [false, true].map(|is_cheap| step(is_cheap, Checkpointing::Full));
+        assert_eq!(kept.nodes.len(), cheap.nodes.len());
     }
 }

@@ -12,33 +12,27 @@
 //! Over 16-bit operands the four matmuls take 16-bit operands and sum up in f32; scores, softmax
 //! and everything between the matmuls is f32.
 
-use super::fused_attention;
-use super::kernel_attention::{self, MaskSource};
-use super::key_mask;
 use super::window_blocks::Blocks;
+use super::{dropout, fused_attention, kernel_attention};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, Comparison, Composite, KeyMask, Op};
+use crate::op::checks::random_key;
+use crate::op::{
+    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Comparison, Composite,
+    KeyMask, Op,
+};
 use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
 
-impl Attention {
-    fn operand_count(&self) -> usize {
-        3 + usize::from(self.key_mask.is_some()) + usize::from(self.dropout.is_some())
-    }
+pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
+    check(attention, &attention.operands(operands, false)?)
 }
 
-pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
-    if operands.len() != attention.operand_count() {
-        return Err(format!(
-            "takes {} operands, got {}",
-            attention.operand_count(),
-            operands.len()
-        ));
-    }
-    let (q, k, v) = (operands[0], operands[1], operands[2]);
+/// The result's shape.
+fn check(attention: &Attention, x: &AttentionOperands<&Shape>) -> Inferred {
+    let (q, k, v) = (x.q, x.k, x.v);
     float(q)?;
     if q.rank() != 4 || k.rank() != 4 {
         return Err(format!(
@@ -54,14 +48,11 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
     }
     expect("the keys", k, q.dtype, &[b, kv_heads, s, d])?;
     expect("the values", v, q.dtype, &[b, kv_heads, s, d])?;
-    key_mask::expect(attention, operands.get(3).copied(), [b, t, s])?;
-    if attention.dropout.is_some() {
-        expect(
-            "the dropout mask",
-            operands[operands.len() - 1],
-            DType::Pred,
-            &[b, h, t, s],
-        )?;
+    attention.check_key_mask(x.key_mask, [b, t, s])?;
+    match (attention.dropout, x.dropout) {
+        (Some(dropout), Some(key)) if dropout.is_drawn => random_key(key)?,
+        (_, Some(mask)) => expect("the dropout mask", mask, DType::Pred, &[b, h, t, s])?,
+        (_, None) => {}
     }
     Ok(q.clone())
 }
@@ -71,12 +62,11 @@ pub(crate) fn infer_grad(
     operand: AttentionOperand,
     operands: &[&Shape],
 ) -> Inferred {
-    let (dy, rest) = operands
-        .split_last()
-        .ok_or("takes the attention's operands and dy")?;
-    let out = infer(attention, rest)?;
+    let x = attention.operands(operands, true)?;
+    let out = check(attention, &x)?;
+    let dy = x.dy.ok_or("takes the gradient of its result")?;
     expect("the gradient", dy, out.dtype, &out.dims)?;
-    Ok(rest[operand as usize].clone())
+    Ok((*x.get(operand)).clone())
 }
 
 pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>> {
@@ -107,7 +97,9 @@ pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>>
 /// once.
 struct Plain<'a> {
     attention: &'a Attention,
-    operands: &'a [Tensor],
+    x: &'a AttentionOperands<Tensor>,
+    /// The probabilities that dropout keeps, `pred[B, H, T, S]`.
+    keep: Option<Tensor>,
     /// The operands' type, which the matmuls' operands have.
     low: DType,
     /// The type of everything else.
@@ -139,14 +131,14 @@ struct Mask {
 impl Mask {
     /// Of whole sequences. A query may be blind by the key mask, or by a window that lies beyond the
     /// last key.
-    fn new(attention: &Attention, operands: &[Tensor]) -> Result<Self> {
-        let [b, h, t] = [0, 1, 2].map(|dim| operands[0].dims()[dim]);
-        let keys = operands[1].dims()[2];
+    fn new(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Self> {
+        let [b, h, t] = [0, 1, 2].map(|dim| x.q.dims()[dim]);
+        let keys = x.k.dims()[2];
         let dims = [b, h, t, keys];
         let is_beyond = |window: u32| window == 0 || t > keys;
         Ok(Mask {
-            visible: visible(attention, operands, &dims)?,
-            blocked_once: blocked_once(attention, operands, &dims)?,
+            visible: visible(attention, x, &dims)?,
+            blocked_once: blocked_once(attention, x, &dims)?,
             rows_may_be_blind: attention.key_mask == KeyMask::Keys
                 || attention.window.is_some_and(is_beyond),
         })
@@ -154,24 +146,37 @@ impl Mask {
 }
 
 impl<'a> Plain<'a> {
-    fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
-        let mask = Mask::new(attention, operands)?;
-        Plain::masked(attention, operands, mask)
+    fn new(
+        attention: &'a Attention,
+        x: &'a AttentionOperands<Tensor>,
+        target: Target,
+    ) -> Result<Self> {
+        let mask = Mask::new(attention, x)?;
+        let keep = keep_mask(attention, x, target)?;
+        Ok(Plain {
+            keep,
+            ..Plain::masked(attention, x, mask)?
+        })
     }
 
-    fn masked(attention: &'a Attention, operands: &'a [Tensor], mask: Mask) -> Result<Self> {
-        let low = operands[0].dtype();
+    /// Without dropout.
+    fn masked(
+        attention: &'a Attention,
+        x: &'a AttentionOperands<Tensor>,
+        mask: Mask,
+    ) -> Result<Self> {
+        let low = x.q.dtype();
         let wide = if matches!(low, DType::F16 | DType::BF16) {
             DType::F32
         } else {
             low
         };
-        let scaled_q = operands[0]
+        let scaled_q = (x.q)
             .convert(wide)?
             .mul_scalar(attention.scale.get())?
             .convert(low)?;
         let mut scores = each_head(
-            &by_kv_head(&scaled_q, &operands[1])?.batched(&operands[1], 3, 3, wide)?,
+            &by_kv_head(&scaled_q, &x.k)?.batched(&x.k, 3, 3, wide)?,
             &scaled_q,
         )?;
         let tanh = match attention.soft_cap {
@@ -196,7 +201,8 @@ impl<'a> Plain<'a> {
         let normalizer = sum.trace().full(1.0, sum.shape())?.div(&sum)?;
         Ok(Plain {
             attention,
-            operands,
+            x,
+            keep: None,
             low,
             wide,
             scaled_q,
@@ -210,17 +216,16 @@ impl<'a> Plain<'a> {
 
     /// Applies the dropout mask to the exponentials or to the gradient of P.
     fn drop(&self, x: &Tensor) -> Result<Tensor> {
-        let Some(rate) = self.attention.dropout else {
+        let (Some(dropout), Some(keep)) = (self.attention.dropout, &self.keep) else {
             return Ok(x.clone());
         };
-        let keep = &self.operands[self.attention.operand_count() - 1];
         let zero = x.trace().full(0.0, x.shape())?;
-        keep.select(&x.mul_scalar(1.0 / (1.0 - rate.get()))?, &zero)
+        keep.select(&x.mul_scalar(1.0 / (1.0 - dropout.rate.get()))?, &zero)
     }
 
     /// `[B, H, T, D]` in the wide type.
     fn output(&self) -> Result<Tensor> {
-        let values = &self.operands[2];
+        let values = &self.x.v;
         let sums = by_kv_head(&self.weights()?, values)?.batched(values, 3, 2, self.wide)?;
         each_head(&sums, &self.scaled_q)?.mul(&self.normalizer)
     }
@@ -232,7 +237,7 @@ impl<'a> Plain<'a> {
 
     /// The gradient of the scores, as an operand of matmuls.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
-        let values = &self.operands[2];
+        let values = &self.x.v;
         let dp = by_kv_head(dy, values)?.batched(values, 3, 3, self.wide)?;
         let dp = self.drop(&each_head(&dp, dy)?)?;
         let projected = dy
@@ -258,24 +263,24 @@ impl<'a> Plain<'a> {
 
     /// The gradient of one operand, given that of the output.
     fn grad(&self, operand: AttentionOperand, dy: &Tensor, target: Target) -> Result<Tensor> {
-        let (attention, operands, low, wide) = (self.attention, self.operands, self.low, self.wide);
+        let (attention, x, low, wide) = (self.attention, self.x, self.low, self.wide);
         let grad = match operand {
             AttentionOperand::Query => {
-                let keys = &operands[1];
+                let keys = &x.k;
                 let sums = by_kv_head(&self.score_grad(dy)?, keys)?.batched(keys, 3, 2, wide)?;
                 each_head(&sums, dy)?.mul_scalar(attention.scale.get())?
             }
             AttentionOperand::Key => contract_queries(
-                &by_kv_head(&self.score_grad(dy)?, &operands[1])?,
-                &by_kv_head(&self.scaled_q, &operands[1])?,
+                &by_kv_head(&self.score_grad(dy)?, &x.k)?,
+                &by_kv_head(&self.scaled_q, &x.k)?,
                 wide,
                 target,
             )?,
             AttentionOperand::Value => {
                 let normalized = dy.convert(wide)?.mul(&self.normalizer)?.convert(low)?;
                 contract_queries(
-                    &by_kv_head(&self.weights()?, &operands[2])?,
-                    &by_kv_head(&normalized, &operands[2])?,
+                    &by_kv_head(&self.weights()?, &x.v)?,
+                    &by_kv_head(&normalized, &x.v)?,
                     wide,
                     target,
                 )?
@@ -298,8 +303,12 @@ fn each_head(x: &Tensor, q: &Tensor) -> Result<Tensor> {
 }
 
 /// Which keys each query sees, `pred[B, H, T, S]`; `None` when all.
-fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result<Option<Tensor>> {
-    let trace = operands[0].trace();
+fn visible(
+    attention: &Attention,
+    x: &AttentionOperands<Tensor>,
+    dims: &[usize],
+) -> Result<Option<Tensor>> {
+    let trace = x.q.trace();
     let mut visible: Option<Tensor> = None;
     let mut require = |mask: Tensor| -> Result<()> {
         visible = Some(match visible.take() {
@@ -326,13 +335,13 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
             }
         }
     }
-    match attention.key_mask {
-        KeyMask::None => {}
-        KeyMask::Keys => require(operands[3].broadcast_in(dims, &[0, 3])?)?,
-        KeyMask::Before => {
+    match (attention.key_mask, &x.key_mask) {
+        (KeyMask::None, _) | (_, None) => {}
+        (KeyMask::Keys, Some(mask)) => require(mask.broadcast_in(dims, &[0, 3])?)?,
+        (KeyMask::Before, Some(first)) => {
             let of_heads = [dims[0], dims[2], dims[3]];
             let key = trace.iota(DType::S32, &of_heads, 2)?;
-            let first = operands[3].broadcast_in(&of_heads, &[0, 1])?;
+            let first = first.broadcast_in(&of_heads, &[0, 1])?;
             let is_own = key.compare(Comparison::Ge, &first)?;
             require(is_own.broadcast_in(dims, &[0, 2, 3])?)?;
         }
@@ -345,7 +354,7 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
 /// each.
 fn blocked_once(
     attention: &Attention,
-    operands: &[Tensor],
+    x: &AttentionOperands<Tensor>,
     dims: &[usize],
 ) -> Result<Option<Tensor>> {
     if attention.window.is_none() || attention.key_mask != KeyMask::Keys {
@@ -359,10 +368,7 @@ fn blocked_once(
         window: None,
         ..*attention
     };
-    match (
-        visible(&positions, operands, dims)?,
-        visible(&keys, operands, dims)?,
-    ) {
+    match (visible(&positions, x, dims)?, visible(&keys, x, dims)?) {
         (Some(a), Some(b)) => a.or(&b).map(Some),
         _ => Ok(None),
     }
@@ -378,46 +384,69 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// `mask` is for targets that draw the dropout themselves.
-pub(crate) fn expand(
+/// The mask of the dropout, `pred[B, H, T, S]`; `None` without one.
+fn keep_mask(
+    attention: &Attention,
+    x: &AttentionOperands<Tensor>,
+    target: Target,
+) -> Result<Option<Tensor>> {
+    let (Some(dropout), Some(operand)) = (attention.dropout, &x.dropout) else {
+        return Ok(None);
+    };
+    if !dropout.is_drawn {
+        return Ok(Some(operand.clone()));
+    }
+    let dims = [x.q.dims()[0], x.q.dims()[1], x.q.dims()[2], x.k.dims()[2]];
+    dropout::expand_attention_mask(operand, &dims, dropout, target).map(Some)
+}
+
+/// The operands of a node that was recorded.
+fn named(
     attention: &Attention,
     operands: &[Tensor],
-    target: Target,
-    mask: &MaskSource,
-) -> Result<Tensor> {
-    let (q, k) = (operands[0].shape(), operands[1].shape());
+    is_gradient: bool,
+) -> AttentionOperands<Tensor> {
+    let named = attention.operands(operands, is_gradient);
+    named.expect("the shape rule has seen the operands")
+}
+
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target) -> Result<Tensor> {
+    let x = &named(attention, operands, false);
+    let (q, k) = (x.q.shape(), x.k.shape());
     if fused_attention::applies(attention, q, k, target) {
-        return fused_attention::expand(attention, operands, mask.stream);
+        return fused_attention::expand(attention, x);
     }
-    if let Some(kernel) = kernel_attention::kernel(attention, q, k, mask, target) {
-        return kernel_attention::expand(attention, kernel, operands, mask);
+    if let Some(kernel) = kernel_attention::kernel(attention, q, k, target) {
+        return kernel_attention::expand(attention, kernel, x);
     }
     if let Some(blocks) = Blocks::of(attention, q, k) {
-        let cut = cut(&blocks, attention, operands)?;
+        let cut = cut(&blocks, attention, x)?;
         let plain = Plain::masked(attention, &cut.operands, cut.mask)?;
         return blocks.sequences(&plain.output()?.convert(plain.low)?);
     }
-    let plain = Plain::new(attention, operands)?;
+    let plain = Plain::new(attention, x, target)?;
     plain.output()?.convert(plain.low)
 }
 
 /// Attention with the blocks of a window as entries of the batch.
 struct Cut {
     /// q `[B * N, H, L, D]`, k and v `[B * N, K, S, D]`.
-    operands: [Tensor; 3],
+    operands: AttentionOperands<Tensor>,
     mask: Mask,
 }
 
-fn cut(blocks: &Blocks, attention: &Attention, operands: &[Tensor]) -> Result<Cut> {
-    let q = &operands[0];
-    let key_mask = attention.key_mask.is_some().then(|| &operands[3]);
-    let visible = blocks.visible(attention, q.trace(), [q.dims()[0], q.dims()[1]], key_mask)?;
+fn cut(blocks: &Blocks, attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Cut> {
+    let (sizes, key_mask) = ([x.q.dims()[0], x.q.dims()[1]], x.key_mask.as_ref());
+    let visible = blocks.visible(attention, x.q.trace(), sizes, key_mask)?;
     Ok(Cut {
-        operands: [
-            blocks.queries(q)?,
-            blocks.neighbours(&operands[1])?,
-            blocks.neighbours(&operands[2])?,
-        ],
+        operands: AttentionOperands {
+            q: blocks.queries(&x.q)?,
+            k: blocks.neighbours(&x.k)?,
+            v: blocks.neighbours(&x.v)?,
+            key_mask: None,
+            dropout: None,
+            dy: None,
+        },
         mask: Mask {
             visible: Some(visible),
             blocked_once: None,
@@ -450,21 +479,21 @@ pub(crate) fn expand_grad(
     operand: AttentionOperand,
     operands: &[Tensor],
     target: Target,
-    mask: &MaskSource,
 ) -> Result<Tensor> {
-    let (q, k) = (operands[0].shape(), operands[1].shape());
+    let x = &named(attention, operands, true);
+    let dy = x.dy.as_ref().expect("the shape rule has seen dy");
+    let (q, k) = (x.q.shape(), x.k.shape());
     if fused_attention::applies(attention, q, k, target) {
-        return fused_attention::expand_grad(attention, operand, operands, mask.stream);
+        return fused_attention::expand_grad(attention, operand, x, dy);
     }
-    if let Some(kernel) = kernel_attention::kernel(attention, q, k, mask, target) {
-        return kernel_attention::expand_grad(attention, kernel, operand, operands, mask);
+    if let Some(kernel) = kernel_attention::kernel(attention, q, k, target) {
+        return kernel_attention::expand_grad(attention, kernel, operand, x, dy);
     }
-    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let Some(blocks) = Blocks::of(attention, operands[0].shape(), operands[1].shape()) else {
-        let plain = Plain::new(attention, operands)?;
+    let Some(blocks) = Blocks::of(attention, q, k) else {
+        let plain = Plain::new(attention, x, target)?;
         return plain.grad(operand, dy, target);
     };
-    let cut = cut(&blocks, attention, operands)?;
+    let cut = cut(&blocks, attention, x)?;
     let plain = Plain::masked(attention, &cut.operands, cut.mask)?;
     let grad = plain.grad(operand, &blocks.queries(dy)?, target)?;
     match operand {
@@ -475,8 +504,9 @@ pub(crate) fn expand_grad(
 
 impl Tensor {
     /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, K, S, D]`, where K divides
-    /// H and H / K consecutive query heads share a key and value head; `keep` (`pred[B, H, T, S]`) is
-    /// the mask of the dropout. The type of `key_mask` says what it hides (see [`KeyMask`]).
+    /// H and H / K consecutive query heads share a key and value head. The type of `key_mask` says what it
+    /// hides (see [`KeyMask`]), and that of `dropout` whether it is the mask of the dropout or the key by
+    /// which it is drawn (see [`AttentionDropout`]).
     ///
     /// # Errors
     /// If the shapes or types do not match.
@@ -486,7 +516,7 @@ impl Tensor {
         k: &Tensor,
         v: &Tensor,
         key_mask: Option<&Tensor>,
-        keep: Option<&Tensor>,
+        dropout: Option<&Tensor>,
         attributes: Attention,
     ) -> Result<Tensor> {
         let attributes = Attention {
@@ -495,9 +525,13 @@ impl Tensor {
                 Some(DType::S32) => KeyMask::Before,
                 Some(_) => KeyMask::Keys,
             },
+            dropout: attributes.dropout.map(|attribute| AttentionDropout {
+                is_drawn: dropout.is_some_and(|operand| operand.dtype() == DType::U32),
+                ..attribute
+            }),
             ..attributes
         };
-        let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, keep]
+        let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, dropout]
             .into_iter()
             .flatten()
             .collect();

@@ -14,9 +14,9 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Comparison, Composite, Op};
-use crate::ops::rule::{Inferred, expect};
+use crate::op::{AttentionDropout, Comparison, Composite, F64, Op, keep_threshold};
 use crate::shape::Shape;
+use crate::target::Target;
 use crate::trace::{Tensor, Trace};
 
 /// Rotation distances of Threefry-2x32, used in turn.
@@ -26,16 +26,6 @@ const ROUNDS: usize = 13;
 const KEY_ROUNDS: usize = 20;
 /// The key schedule's parity constant (Skein's, 32 bit).
 const PARITY: u32 = 0x1BD1_1BDA;
-
-pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> Inferred {
-    expect(
-        "the key",
-        key,
-        DType::U32,
-        &[if key.elements() == 3 { 3 } else { 2 }],
-    )?;
-    Ok(Shape::new(DType::U32, dims))
-}
 
 /// The key of a step: a bijection of the step for each seed, so that all 64 bits of both count.
 /// Threefry-2x32 with its usual 20 rounds, the seed as key and the step as counter.
@@ -72,12 +62,21 @@ fn row_dims(dims: &[usize]) -> usize {
         .unwrap_or(dims.len())
 }
 
+/// Words `u32[dims]` of a stream in primitives.
 pub(crate) fn expand_bits(
-    trace: &Trace,
     key: &Tensor,
     dims: &[usize],
     stream: u32,
+    target: Target,
 ) -> Result<Tensor> {
+    if target.has_threefry() {
+        threefry_bits(key.trace(), key, dims, stream)
+    } else {
+        mixed_bits(key.trace(), key, dims, stream)
+    }
+}
+
+fn threefry_bits(trace: &Trace, key: &Tensor, dims: &[usize], stream: u32) -> Result<Tensor> {
     let k0 = word(key, 0)?;
     let k1 = word(key, 1)?.add(&trace.constant(f64::from(stream), DType::U32)?)?;
     let k2 = k0
@@ -106,12 +105,7 @@ pub(crate) fn expand_bits(
 /// Threefry, so masks differ from other devices'; each is as much a pure function of the same numbers.
 /// A row has two words of its own, a summand and a factor: with one, rows whose words are close
 /// would be permutations of each other.
-pub(crate) fn expand_mixed_bits(
-    trace: &Trace,
-    key: &Tensor,
-    dims: &[usize],
-    stream: u32,
-) -> Result<Tensor> {
+fn mixed_bits(trace: &Trace, key: &Tensor, dims: &[usize], stream: u32) -> Result<Tensor> {
     let stream = trace.constant(f64::from(stream), DType::U32)?;
     let hashed = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&stream)?)?;
     let (rows, places) = counters(trace, key, dims)?;
@@ -183,20 +177,36 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
         .or(&x.shift_right_logical(&amount(32 - bits)?)?)
 }
 
-/// The least word that keeps its element at this rate of dropout.
-pub(crate) fn threshold(rate: f64) -> u32 {
-    (rate * 2f64.powi(32)) as u32
+/// Words `u32[dims]` of a stream.
+#[track_caller]
+fn random_bits(key: &Tensor, dims: &[usize], stream: u32) -> Result<Tensor> {
+    let dims = dims.to_vec();
+    key.apply(Op::Composite(Composite::RandomBits { dims, stream }), &[])
 }
 
-/// Words `u32[dims]`; each call has a stream of its own.
-#[track_caller]
-fn random_bits(key: &Tensor, dims: &[usize]) -> Result<Tensor> {
-    let stream = key.trace().next_stream();
-    let bits = Composite::RandomBits {
-        dims: dims.to_vec(),
-        stream,
-    };
-    key.apply(Op::Composite(bits), &[])
+/// True where a word keeps its element at this rate of dropout.
+fn keeps(bits: &Tensor, rate: f64) -> Result<Tensor> {
+    bits.compare_scalar(Comparison::Ge, f64::from(keep_threshold(rate)))
+}
+
+/// The mask of an attention's dropout, `pred[dims]`, that its key draws.
+pub(crate) fn attention_mask(
+    key: &Tensor,
+    dims: &[usize],
+    dropout: AttentionDropout,
+) -> Result<Tensor> {
+    keeps(&random_bits(key, dims, dropout.stream)?, dropout.rate.get())
+}
+
+/// The same in primitives.
+pub(crate) fn expand_attention_mask(
+    key: &Tensor,
+    dims: &[usize],
+    dropout: AttentionDropout,
+    target: Target,
+) -> Result<Tensor> {
+    let bits = expand_bits(key, dims, dropout.stream, target)?;
+    keeps(&bits, dropout.rate.get())
 }
 
 /// The random streams of one step: a key `u32[2]`, its [`step_key`], or `u32[3]` with the number of
@@ -258,7 +268,7 @@ impl DropoutRng {
         };
         let hidden_size = x.dims()[x.rank() - 1];
         let most = self.embedding_noise / ((tokens * hidden_size) as f64).sqrt();
-        let uniform = random_bits(key, x.dims())?
+        let uniform = random_bits(key, x.dims(), key.trace().next_stream())?
             .convert(DType::F32)?
             .mul_scalar(2.0 * most / 2f64.powi(32))?
             .add_scalar(-most)?;
@@ -272,12 +282,28 @@ impl DropoutRng {
     /// If the key is no `u32[2]` or `u32[3]`.
     #[track_caller]
     pub fn keep_mask(&self, dims: &[usize], rate: f64) -> Result<Option<Tensor>> {
-        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0 && !self.keeps_all) else {
+        let Some(key) = self.dropping(rate) else {
             return Ok(None);
         };
-        let bits = random_bits(key, dims)?;
-        bits.compare_scalar(Comparison::Ge, f64::from(threshold(rate)))
-            .map(Some)
+        let bits = random_bits(key, dims, key.trace().next_stream())?;
+        keeps(&bits, rate).map(Some)
+    }
+
+    /// The key, if there is something to drop.
+    fn dropping(&self, rate: f64) -> Option<&Tensor> {
+        self.key.as_ref().filter(|_| rate > 0.0 && !self.keeps_all)
+    }
+
+    /// What an attention drops of its probabilities, and the operand by which it draws their mask; `None`
+    /// when nothing is to be dropped. Each call draws anew.
+    pub fn of_attention(&self, rate: f64) -> Option<(AttentionDropout, Tensor)> {
+        let key = self.dropping(rate)?;
+        let dropout = AttentionDropout {
+            rate: F64::new(rate),
+            stream: key.trace().next_stream(),
+            is_drawn: true,
+        };
+        Some((dropout, key.clone()))
     }
 
     /// `x` with a share `rate` of its elements zeroed and the others divided by `1 - rate`.

@@ -1,6 +1,5 @@
 //! Attention as one call of NVIDIA's cuDNN, forward and backward, that never writes the scores to
-//! memory (Dao et al. 2022). XLA:GPU knows the calls by name (`native/src/emit/cudnn.rs`); here
-//! stands when they are used and what goes in and comes out.
+//! memory (Dao et al. 2022). `op/calls/fused_attention.rs` is the call; here stands when it is used.
 //!
 //! The calls read `[B, T, H, D]`, as the projections before them write it, so the turn to
 //! `[B, H, T, D]` that the models record is turned back and costs nothing. Dropout is only for
@@ -9,12 +8,13 @@
 //! is right, and a row that sees no key is uniform, as in the plain form (with fp16 operands it is
 //! as if unmasked: fp16 has no numbers so low).
 
+use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{
-    Attention, AttentionOperand, Comparison, FusedAttention, FusedDropout, KeyMask, Op,
+    Attention, AttentionOperand, AttentionOperands, Comparison, FusedAttention, FusedDropout,
+    KeyMask,
 };
-use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -85,81 +85,9 @@ fn window(attention: &Attention, keys: usize) -> Option<u32> {
         .filter(|&window| (window as usize) < keys || !attention.causal)
 }
 
-/// Results of a call by their index. Workspaces, which come last, are the compiler's own.
+/// Results of the forward call by their index.
 const OUT: usize = 0;
 const STATISTICS: usize = 1;
-
-/// The shapes of a call's results without its workspace, given its operands'; `None` for other
-/// operations.
-pub fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
-    let turned = |x: &Shape| Shape::new(x.dtype, TURN.map(|d| x.dims[d]));
-    let q = operands.first()?;
-    match op {
-        Op::FusedAttention(_) => {
-            let out = turned(q);
-            let statistics = Shape::new(DType::F32, &out.dims[..3]);
-            Some(vec![out, statistics])
-        }
-        Op::FusedAttentionGrad(_) => Some(operands[..3].iter().map(|x| turned(x)).collect()),
-        _ => None,
-    }
-}
-
-fn check(of: &FusedAttention, operands: &[&Shape], more: usize) -> std::result::Result<(), String> {
-    let count = 3 + usize::from(of.bias) + more;
-    if operands.len() != count {
-        return Err(format!("takes {count} operands, got {}", operands.len()));
-    }
-    let (q, k, v) = (operands[0], operands[1], operands[2]);
-    if !matches!(q.dtype, DType::BF16 | DType::F16) || q.rank() != 4 || k.rank() != 4 {
-        return Err(format!(
-            "needs q, k and v of [B, T, H, D] in bf16 or f16, got {q}, {k} and {v}"
-        ));
-    }
-    let kv = [q.dims[0], k.dims[1], q.dims[2], q.dims[3]];
-    expect("the keys", k, q.dtype, &kv)?;
-    expect("the values", v, q.dtype, &kv)
-}
-
-fn check_bias(bias: &Shape, q: &Shape, k: &Shape) -> std::result::Result<(), String> {
-    expect(
-        "the bias",
-        bias,
-        q.dtype,
-        &[q.dims[0], 1, q.dims[1], k.dims[1]],
-    )
-}
-
-/// The call's first result stands for it; the others are read by `Op::GetTupleElement`.
-pub(crate) fn infer(of: &FusedAttention, operands: &[&Shape]) -> Inferred {
-    check(of, operands, 0)?;
-    if of.bias {
-        check_bias(operands[3], operands[0], operands[1])?;
-    }
-    Ok(Shape::new(
-        operands[0].dtype,
-        TURN.map(|d| operands[0].dims[d]),
-    ))
-}
-
-/// Operands: q, k, v, the statistics, the gradient of the output, the bias if there is one, the
-/// output.
-pub(crate) fn infer_grad(of: &FusedAttention, operands: &[&Shape]) -> Inferred {
-    check(of, operands, 3)?;
-    let (q, k) = (operands[0], operands[1]);
-    expect(
-        "the statistics",
-        operands[3],
-        DType::F32,
-        &[q.dims[0], q.dims[2], q.dims[1]],
-    )?;
-    expect("the gradient", operands[4], q.dtype, &q.dims)?;
-    if of.bias {
-        check_bias(operands[5], q, k)?;
-    }
-    expect("the output", operands[operands.len() - 1], q.dtype, &q.dims)?;
-    Ok(Shape::new(q.dtype, TURN.map(|d| q.dims[d])))
-}
 
 /// The forward call with its operands, which the backward call takes too.
 struct Call {
@@ -171,31 +99,33 @@ struct Call {
 }
 
 impl Call {
-    /// Records the forward call; recorded twice, it is one. `seed` tells its dropout from others';
-    /// our own mask, the last operand then, is left without a use.
-    fn new(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Call> {
-        let heads = operands[0].dims()[1];
-        let turned = operands[..3]
-            .iter()
+    /// Records the forward call; recorded twice, it is one. Its dropout draws a mask of its own.
+    fn new(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Call> {
+        let heads = x.q.dims()[1];
+        let turned = [&x.q, &x.k, &x.v]
+            .into_iter()
             .map(|x| repeat_heads(x, heads)?.transpose(&TURN))
             .collect::<Result<Vec<_>>>()?;
-        let keys = operands[1].dims()[2];
+        let keys = x.k.dims()[2];
         let mut window = window(attention, keys);
-        let bias = match attention.key_mask {
-            KeyMask::None => None,
-            KeyMask::Keys => {
-                let dims = [operands[0].dims()[0], 1, operands[0].dims()[2], keys];
-                let visible = operands[3].broadcast_in(&dims, &[0, 3])?;
-                Some(bias(&operands[0], &visible)?)
+        let bias = match (attention.key_mask, &x.key_mask) {
+            (KeyMask::None, _) | (_, None) => None,
+            (KeyMask::Keys, Some(mask)) => {
+                let dims = [x.q.dims()[0], 1, x.q.dims()[2], keys];
+                Some(bias(&x.q, &mask.broadcast_in(&dims, &[0, 3])?)?)
             }
             // One mask for both: the window as well counts in an example's own tokens.
-            KeyMask::Before => {
-                let visible = of_examples(&operands[3], window.take())?;
-                Some(bias(&operands[0], &visible)?)
+            (KeyMask::Before, Some(first)) => {
+                let visible = of_examples(first, window.take())?;
+                Some(bias(&x.q, &visible)?)
             }
         };
-        let dropout = attention.dropout.map(|rate| FusedDropout { rate, seed });
+        let dropout = attention.dropout.map(|dropout| FusedDropout {
+            rate: dropout.rate,
+            seed: dropout.stream,
+        });
         let of = FusedAttention {
+            is_backward: false,
             scale: attention.scale,
             causal: attention.causal,
             window,
@@ -203,7 +133,7 @@ impl Call {
             dropout,
         };
         let all: Vec<&Tensor> = turned.iter().chain(&bias).collect();
-        let call = all[0].trace().record(Op::FusedAttention(of), &all)?;
+        let call = all[0].trace().call(of, &all)?;
         Ok(Call {
             of,
             turned,
@@ -211,18 +141,6 @@ impl Call {
             call,
         })
     }
-}
-
-/// One result of a call.
-fn part(call: &Tensor, index: usize) -> Result<Tensor> {
-    let trace = call.trace().clone();
-    let node = call.node();
-    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
-    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
-    let shape = results(&node.op, &shapes)
-        .expect("only calls have parts")
-        .swap_remove(index);
-    trace.record(Op::GetTupleElement { index, shape }, &[call])
 }
 
 /// `[B, 1, T, S]`: 0 where `mask` (`pred[B, S]`) is true, else so low that it weighs nothing. Half
@@ -255,21 +173,22 @@ fn of_examples(first: &Tensor, window: Option<u32>) -> Result<Tensor> {
     visible.and(&key.compare(Comparison::Gt, &oldest)?)
 }
 
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Tensor> {
-    part(&Call::new(attention, operands, seed)?.call, OUT)
+pub(crate) fn expand(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Tensor> {
+    call_result(&Call::new(attention, x)?.call, OUT)
 }
 
-/// `operands`: the attention's and then the gradient of its result.
 pub(crate) fn expand_grad(
     attention: &Attention,
     operand: AttentionOperand,
-    operands: &[Tensor],
-    seed: u32,
+    x: &AttentionOperands<Tensor>,
+    dy: &Tensor,
 ) -> Result<Tensor> {
-    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let forward = Call::new(attention, operands, seed)?;
-    let out = part(&forward.call, OUT)?.transpose(&TURN)?;
-    let (statistics, dy) = (part(&forward.call, STATISTICS)?, dy.transpose(&TURN)?);
+    let forward = Call::new(attention, x)?;
+    let out = call_result(&forward.call, OUT)?.transpose(&TURN)?;
+    let (statistics, dy) = (
+        call_result(&forward.call, STATISTICS)?,
+        dy.transpose(&TURN)?,
+    );
     let all: Vec<&Tensor> = forward
         .turned
         .iter()
@@ -277,17 +196,19 @@ pub(crate) fn expand_grad(
         .chain(&forward.bias)
         .chain([&out])
         .collect();
-    let call = all[0]
-        .trace()
-        .record(Op::FusedAttentionGrad(forward.of), &all)?;
-    let grad = part(&call, operand as usize)?;
-    sum_heads(&grad, operands[operand as usize].dims()[1])
+    let of = FusedAttention {
+        is_backward: true,
+        ..forward.of
+    };
+    let call = all[0].trace().call(of, &all)?;
+    let grad = call_result(&call, operand as usize)?;
+    sum_heads(&grad, x.get(operand).dims()[1])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::F64;
+    use crate::op::{AttentionDropout, F64, Op};
     use crate::target::CudaTarget;
     use crate::{DropoutRng, Graph, InputRole, Trace, backward, passes};
 
@@ -324,13 +245,11 @@ mod tests {
             KeyMask::Before => Some(masks(DType::S32)),
         };
         let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
-        let keep = of.dropout.and_then(|rate| {
-            DropoutRng::keyed(key)
-                .keep_mask(&[2, 3, 8, 8], rate.get())
-                .unwrap()
-        });
+        let rate = of.dropout.map_or(0.0, |dropout| dropout.rate.get());
+        let (dropout, key) = DropoutRng::keyed(key).of_attention(rate).unzip();
+        let of = Attention { dropout, ..of };
         let out = q
-            .attention(&k, &v, mask.as_ref(), keep.as_ref(), of)
+            .attention(&k, &v, mask.as_ref(), key.as_ref(), of)
             .unwrap();
         let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
         for (name, grad) in ["q", "k", "v"]
@@ -346,11 +265,12 @@ mod tests {
     }
 
     fn calls(graph: &Graph) -> (usize, usize) {
-        let count = |wanted: fn(&Op) -> bool| graph.nodes.iter().filter(|n| wanted(&n.op)).count();
-        (
-            count(|op| matches!(op, Op::FusedAttention(_))),
-            count(|op| matches!(op, Op::FusedAttentionGrad(_))),
-        )
+        let all = graph
+            .nodes
+            .iter()
+            .filter_map(|node| node.op.call::<FusedAttention>());
+        let (backward, forward): (Vec<&_>, Vec<&_>) = all.partition(|of| of.is_backward);
+        (forward.len(), backward.len())
     }
 
     #[test]
@@ -383,7 +303,7 @@ mod tests {
     #[test]
     fn dropout_is_cudnns_where_that_is_asked_for() {
         let dropped = Attention {
-            dropout: Some(F64::new(0.1)),
+            dropout: Some(AttentionDropout::by_mask(0.1)),
             ..attention()
         };
         assert_eq!(calls(&step(dropped, DType::BF16, H200)), (0, 0));
@@ -405,10 +325,7 @@ mod tests {
         let seeds: Vec<Option<FusedDropout>> = graph
             .nodes
             .iter()
-            .filter_map(|node| match node.op {
-                Op::FusedAttention(of) | Op::FusedAttentionGrad(of) => Some(of.dropout),
-                _ => None,
-            })
+            .filter_map(|node| Some(node.op.call::<FusedAttention>()?.dropout))
             .collect();
         assert!(
             seeds[0].is_some_and(|dropout| dropout.rate == F64::new(0.1)) && seeds[0] == seeds[1],
@@ -443,7 +360,10 @@ mod tests {
         let call = graph
             .nodes
             .iter()
-            .find(|n| matches!(n.op, Op::FusedAttention(_)))
+            .find(|n| {
+                n.op.call()
+                    .is_some_and(|of: &FusedAttention| !of.is_backward)
+            })
             .unwrap();
         for operand in &call.operands {
             assert_eq!(graph.nodes[*operand as usize].shape.dims, [2, 8, 4, 64]);
@@ -454,11 +374,11 @@ mod tests {
     fn windows_look_back_from_causal_attention() {
         let windows = |of: Attention| -> Vec<Option<u32>> {
             let graph = step(of, DType::BF16, H200);
-            let calls = graph.nodes.iter().filter_map(|node| match node.op {
-                Op::FusedAttention(of) | Op::FusedAttentionGrad(of) => Some(of.window),
-                _ => None,
-            });
-            calls.collect()
+            let calls = graph
+                .nodes
+                .iter()
+                .filter_map(|node| node.op.call::<FusedAttention>());
+            calls.map(|of| of.window).collect()
         };
         let in_window = |window| Attention {
             window: Some(window),
@@ -515,7 +435,7 @@ mod tests {
             !takes(attention(), [1, 1, 8, 65], 8, 90) && !takes(attention(), [1, 1, 8, 64], 9, 90)
         );
         let dropout = Attention {
-            dropout: Some(F64::new(0.1)),
+            dropout: Some(AttentionDropout::by_mask(0.1)),
             ..attention()
         };
         assert!(!takes(dropout, [1, 1, 8, 64], 8, 90));

@@ -7,8 +7,7 @@ use super::special;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Composite, Gelu, KernelGelu, Op};
-use crate::ops::rule::{Inferred, Vjp, expect};
-use crate::shape::Shape;
+use crate::ops::rule::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
@@ -46,20 +45,6 @@ fn inner_tanh(x: &Tensor) -> Result<Tensor> {
         .tanh()
 }
 
-pub(crate) fn infer_kernel(call: &KernelGelu, operands: &[&Shape]) -> Inferred {
-    let dtype = operands[0].dtype;
-    if let Some(other) = [dtype, call.shape.dtype]
-        .into_iter()
-        .find(|dtype| !matches!(dtype, DType::F32 | DType::BF16))
-    {
-        return Err(format!("is for f32 and bf16, not {other}"));
-    }
-    for operand in operands {
-        expect("the operand", operand, dtype, &call.shape.dims)?;
-    }
-    Ok(call.shape.clone())
-}
-
 /// Records the call over `operands`, from which it reads bf16 where that is what they were converted
 /// from; `None` where it is better off as operations. `wanted`: as in `expand`.
 fn kernel(
@@ -69,7 +54,7 @@ fn kernel(
     target: Target,
 ) -> Option<Result<Tensor>> {
     let shape = operands[0].shape();
-    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.gelu);
+    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.calls.has::<KernelGelu>());
     if !is_taken || shape.elements() < LEAST_ELEMENTS || shape.dtype != DType::F32 {
         return None;
     }
@@ -87,10 +72,9 @@ fn kernel(
         is_gradient: operands.len() == 2,
         shape: shape.with_dtype(dtype.unwrap_or(DType::F32)),
     };
-    let call = Op::KernelGelu(Box::new(call));
     Some(match &low {
-        Some(low) => trace.record(call, &low.iter().collect::<Vec<_>>()),
-        None => trace.record(call, operands),
+        Some(low) => trace.call(call, &low.iter().collect::<Vec<_>>()),
+        None => trace.call(call, operands),
     })
 }
 

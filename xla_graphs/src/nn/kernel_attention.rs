@@ -6,11 +6,12 @@
 //! The call reads queries, keys and values where a projection wrote them, even the three side by
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
-use super::{call_result, dropout, key_mask};
+use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, CpuKernel, HeadLayout, KernelAttention, Op};
-use crate::ops::rule::{Inferred, expect};
+use crate::op::{
+    Attention, AttentionOperand, AttentionOperands, CpuKernel, HeadLayout, KernelAttention, Op,
+};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -18,27 +19,18 @@ use crate::trace::Tensor;
 /// Between `[B, H, T, D]` and `[B, T, H, D]`.
 const TURN: [usize; 4] = [0, 2, 1, 3];
 
-/// Where an attention's dropout mask comes from.
-pub(crate) struct MaskSource {
-    /// Each attention's own; 0 if it drops nothing.
-    pub stream: u32,
-    /// The key, if the mask is [`crate::DropoutRng::keep_mask`]'s for this rate and these dimensions.
-    pub key: Option<Tensor>,
-}
-
 /// The kernel that computes this attention over `q` and `k` (`[B, H, T, D]`, `[B, K, S, D]`);
 /// `None` where it is better off, or only defined, as operations.
 pub(crate) fn kernel(
     attention: &Attention,
     q: &Shape,
     k: &Shape,
-    mask: &MaskSource,
     target: Target,
 ) -> Option<CpuKernel> {
     let Target::Cpu(kernels) = target else {
         return None;
     };
-    if !kernels.attention {
+    if !kernels.calls.has::<KernelAttention>() {
         return None;
     }
     let kernel = match q.dtype {
@@ -48,7 +40,7 @@ pub(crate) fn kernel(
     };
     let [b, t, d] = [0, 2, 3].map(|dim| q.dims[dim]);
     let s = k.dims[2];
-    let draws = attention.dropout.is_none() || mask.key.is_some();
+    let draws = attention.dropout.is_none_or(|dropout| dropout.is_drawn);
     // Elsewhere a query may see no key at all without a mask.
     let sees = attention.window.is_none_or(|window| window > 0 && t <= s);
     let pays = t >= 16 && s >= 16 && d > 0 && b > 0;
@@ -94,102 +86,53 @@ fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
     (base, layout)
 }
 
-/// Records a call over `operands`, the attention's, and backward over dy, forward's output
+/// Records a call over the attention's operands, and backward over dy, forward's output
 /// (`[B, H, T, D]`) and its statistics.
 fn call(
     attention: &Attention,
     kernel: CpuKernel,
-    operands: &[Tensor],
+    x: &AttentionOperands<Tensor>,
     backward: Option<[&Tensor; 3]>,
-    mask: &MaskSource,
 ) -> Result<Tensor> {
-    let (q, k) = (operands[0].dims(), operands[1].dims());
+    let (q, k) = (x.q.dims(), x.k.dims());
     let more = backward.iter().flat_map(|[dy, out, _]| [*dy, *out]);
-    let arrays = operands[..3].iter().chain(more).map(strided);
+    let arrays = [&x.q, &x.k, &x.v].into_iter().chain(more).map(strided);
     let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
     all.extend(backward.map(|[.., statistics]| statistics.clone()));
-    if attention.key_mask.is_some() {
-        all.push(operands[3].clone());
-    }
-    if let (Some(_), Some(key)) = (attention.dropout, &mask.key) {
-        all.push(key.clone());
-    }
+    all.extend(x.key_mask.clone());
+    all.extend(x.dropout.clone());
     let of = KernelAttention {
         kernel,
         of: *attention,
-        stream: mask.stream,
-        threshold: attention
-            .dropout
-            .map_or(0, |rate| dropout::threshold(rate.get())),
         sizes: [q[0], q[1], k[1], q[2], k[2], q[3]],
-        dtype: operands[0].dtype(),
+        dtype: x.q.dtype(),
         operands: layouts,
         joins_gradients: false,
     };
     let trace = all[0].trace().clone();
-    trace.record(
-        Op::KernelAttention(Box::new(of)),
-        &all.iter().collect::<Vec<&Tensor>>(),
-    )
+    trace.call(of, &all.iter().collect::<Vec<&Tensor>>())
 }
 
 pub(crate) fn expand(
     attention: &Attention,
     kernel: CpuKernel,
-    operands: &[Tensor],
-    mask: &MaskSource,
+    x: &AttentionOperands<Tensor>,
 ) -> Result<Tensor> {
-    let call = call(attention, kernel, operands, None, mask)?;
+    let call = call(attention, kernel, x, None)?;
     call_result(&call, 0)?.transpose(&TURN)
 }
 
-/// `operands`: the attention's and then the gradient of its result. Both calls are recorded for each
-/// of them, and are one each.
+/// Both calls are recorded for each gradient, and are one each.
 pub(crate) fn expand_grad(
     attention: &Attention,
     kernel: CpuKernel,
     operand: AttentionOperand,
-    operands: &[Tensor],
-    mask: &MaskSource,
+    x: &AttentionOperands<Tensor>,
+    dy: &Tensor,
 ) -> Result<Tensor> {
-    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let forward = call(attention, kernel, operands, None, mask)?;
+    let forward = call(attention, kernel, x, None)?;
     let out = call_result(&forward, 0)?.transpose(&TURN)?;
     let left = [dy, &out, &call_result(&forward, 1)?];
-    let call = call(attention, kernel, operands, Some(left), mask)?;
+    let call = call(attention, kernel, x, Some(left))?;
     call_result(&call, operand as usize)?.transpose(&TURN)
-}
-
-/// The call's first result stands for it.
-pub(crate) fn infer(call: &KernelAttention, operands: &[&Shape]) -> Inferred {
-    let [b, h, kv_heads, t, s, d] = call.sizes;
-    let is_dropping = call.of.dropout.is_some();
-    let arrays = call.operands.len();
-    let behind = arrays + usize::from(call.is_backward());
-    let count = behind + usize::from(call.of.key_mask.is_some()) + usize::from(is_dropping);
-    if !matches!(arrays, 3 | 5) || operands.len() != count {
-        return Err(format!("takes {count} operands, got {}", operands.len()));
-    }
-    if kv_heads == 0 || !h.is_multiple_of(kv_heads) || [b, t, s, d].contains(&0) {
-        return Err(format!("has no heads of sizes {:?}", call.sizes));
-    }
-    let (of_q, of_kv) = ([b, h, t], [b, kv_heads, s]);
-    let dims = [of_q, of_kv, of_kv, of_q, of_q];
-    for ((layout, dims), operand) in call.operands.iter().zip(dims).zip(operands) {
-        let last: usize = (dims.iter().zip(layout.strides))
-            .map(|(&size, stride)| (size - 1) * stride)
-            .sum();
-        if operand.dtype != call.dtype || layout.offset + last + d > operand.elements() {
-            return Err(format!("{operand} does not hold {dims:?} heads of {d}"));
-        }
-    }
-    if call.is_backward() {
-        let dims = call.statistics().dims;
-        expect("the statistics", operands[arrays], DType::F32, &dims)?;
-    }
-    key_mask::expect(&call.of, operands.get(behind).copied(), [b, t, s])?;
-    if is_dropping {
-        dropout::infer_bits(operands[count - 1], &[])?;
-    }
-    Ok(call.result_shapes().swap_remove(0))
 }

@@ -39,46 +39,20 @@ pub(crate) fn vjp(v: &Vjp, ignore: i64) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![dlogits, None])
 }
 
-/// Of a call: what it gives for these operands.
-pub(crate) fn infer_kernel(part: KernelCrossEntropy, operands: &[&Shape]) -> Inferred {
-    let dtype = match part {
-        KernelCrossEntropy::LogSumExp => DType::F32,
-        KernelCrossEntropy::Gradient(dtype) => dtype,
-    };
-    let (logits, others) = operands.split_first().ok_or("takes logits")?;
-    if logits.dtype != DType::F32 || logits.rank() != 2 {
-        return Err(format!("needs logits f32[N, V], got {logits}"));
-    }
-    if !matches!(dtype, DType::F32 | DType::BF16) {
-        return Err(format!("gives f32 or bf16, not {dtype}"));
-    }
-    let rows = &logits.dims[..1];
-    match (part, others) {
-        (KernelCrossEntropy::LogSumExp, []) => Ok(Shape::new(dtype, rows)),
-        (KernelCrossEntropy::Gradient(_), [sums, labels, dloss]) => {
-            expect("the logarithms", sums, DType::F32, rows)?;
-            expect("the labels", labels, DType::S32, rows)?;
-            expect("the gradient", dloss, DType::F32, rows)?;
-            Ok(logits.with_dtype(dtype))
-        }
-        _ => Err(format!("does not take {} operands", operands.len())),
-    }
-}
-
 /// Whether calls compute the loss of these logits: of a few a call costs more than it saves.
 fn has_kernel(logits: &Tensor, target: Target) -> bool {
     let Target::Cpu(kernels) = target else {
         return false;
     };
-    kernels.cross_entropy && logits.dtype() == DType::F32 && logits.shape().elements() >= 1 << 16
+    kernels.calls.has::<KernelCrossEntropy>()
+        && logits.dtype() == DType::F32
+        && logits.shape().elements() >= 1 << 16
 }
 
 fn log_sum_exp(logits: &Tensor, target: Target) -> Result<Tensor> {
     if has_kernel(logits, target) {
         let part = KernelCrossEntropy::LogSumExp;
-        return logits
-            .trace()
-            .record(Op::KernelCrossEntropy(part), &[logits]);
+        return logits.trace().call(part, &[logits]);
     }
     let max = logits.max(&[1])?;
     logits
@@ -145,10 +119,7 @@ pub(crate) fn expand_grad(
     if has_kernel(logits, target) {
         let dtype = wanted.filter(|dtype| *dtype == DType::BF16);
         let part = KernelCrossEntropy::Gradient(dtype.unwrap_or(DType::F32));
-        return trace.record(
-            Op::KernelCrossEntropy(part),
-            &[logits, &sums, labels, &dloss],
-        );
+        return trace.call(part, &[logits, &sums, labels, &dloss]);
     }
     let softmax = logits.sub(&sums.keep_last()?)?.exp()?;
     let one_hot = hits(logits, labels)?.convert(logits.dtype())?;

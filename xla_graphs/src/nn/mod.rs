@@ -2,11 +2,11 @@
 //! plain form that `passes::decompose` writes out for targets that have nothing better.
 
 pub(crate) mod attention;
+pub mod block_codes;
 pub(crate) mod dropout;
-pub mod fused_attention;
+pub(crate) mod fused_attention;
 pub(crate) mod gelu;
 pub(crate) mod kernel_attention;
-mod key_mask;
 pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod rows;
@@ -15,12 +15,20 @@ mod window_blocks;
 
 use crate::error::Result;
 use crate::op::Op;
+use crate::shape::Shape;
 use crate::trace::Tensor;
 
-/// Result `index` of a call of the CPU plugin's that has several.
+/// Result `index` of a call that has several.
 pub(crate) fn call_result(call: &Tensor, index: usize) -> Result<Tensor> {
-    let shapes = call.node().op.call_results();
-    let shape = shapes.expect("a call with several results")[index].clone();
-    let part = Op::GetTupleElement { index, shape };
-    call.trace().record(part, &[call])
+    let (trace, node) = (call.trace(), call.node());
+    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
+    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
+    let results = match &node.op {
+        Op::Call(call) => call.spec().results(&shapes),
+        op => Err(format!("`{}` is no call", op.name())),
+    };
+    let shape = results
+        .expect("a call that was recorded")
+        .swap_remove(index);
+    trace.record(Op::GetTupleElement { index, shape }, &[call])
 }

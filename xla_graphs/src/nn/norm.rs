@@ -12,54 +12,13 @@ use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Composite, F64, KernelNorm, KernelNormPart, Norm, NormKind, NormOperand, Op};
-use crate::ops::rule::{Inferred, Vjp, expect, float};
-use crate::shape::Shape;
+use crate::ops::rule::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
 
 /// A call costs more than it saves below this many elements, and on rows shorter than this.
 const LEAST_ELEMENTS: usize = 1 << 14;
 const LEAST_WIDTH: usize = 16;
-
-fn width(x: &Shape) -> std::result::Result<usize, String> {
-    float(x)?;
-    x.dims
-        .last()
-        .copied()
-        .ok_or_else(|| "needs at least one dimension".into())
-}
-
-pub(crate) fn infer(of: Norm, operands: &[&Shape]) -> Inferred {
-    match (of.kind, operands) {
-        (NormKind::Layer, [x, gamma, beta]) => {
-            let width = width(x)?;
-            expect("the weight", gamma, x.dtype, &[width])?;
-            expect("the bias", beta, x.dtype, &[width])?;
-            Ok((*x).clone())
-        }
-        (NormKind::Rms, [x, gamma]) => {
-            expect("the weight", gamma, x.dtype, &[width(x)?])?;
-            Ok((*x).clone())
-        }
-        _ => Err(format!("does not take {} operands", operands.len())),
-    }
-}
-
-pub(crate) fn infer_grad(of: Norm, operand: NormOperand, operands: &[&Shape]) -> Inferred {
-    let [x, gamma, dy] = operands else {
-        return Err(format!("takes 3 operands, got {}", operands.len()));
-    };
-    let width = width(x)?;
-    expect("the weight", gamma, x.dtype, &[width])?;
-    expect("the gradient", dy, x.dtype, &x.dims)?;
-    match (of.kind, operand) {
-        (_, NormOperand::Input) => Ok((*x).clone()),
-        (_, NormOperand::Scale) | (NormKind::Layer, NormOperand::Shift) => {
-            Ok(Shape::new(x.dtype, [width]))
-        }
-        (NormKind::Rms, NormOperand::Shift) => Err("has no bias".into()),
-    }
-}
 
 pub(crate) fn vjp(v: &Vjp, of: Norm) -> Result<Vec<Option<Tensor>>> {
     let (x, gamma) = (&v.operands[0], &v.operands[1]);
@@ -76,27 +35,6 @@ pub(crate) fn vjp(v: &Vjp, of: Norm) -> Result<Vec<Option<Tensor>>> {
     gradients.collect()
 }
 
-/// Of a call: the first of what it gives for these operands.
-pub(crate) fn infer_kernel(call: &KernelNorm, operands: &[&Shape]) -> Inferred {
-    let (operands, addend) = operands.split_at(operands.len() - usize::from(call.adds));
-    let found = match call.part {
-        KernelNormPart::Forward(_) => infer(call.of, operands)?,
-        KernelNormPart::Backward => infer_grad(call.of, NormOperand::Input, operands)?,
-    };
-    for addend in addend {
-        let is_narrow = addend.dtype == DType::BF16 && call.part != KernelNormPart::Backward;
-        let dtype = if is_narrow { DType::BF16 } else { DType::F32 };
-        expect("the other summand", addend, dtype, &call.dims)?;
-    }
-    expect("the rows", &found, DType::F32, &call.dims)?;
-    match call.part {
-        KernelNormPart::Forward(dtype) if !matches!(dtype, DType::F32 | DType::BF16) => {
-            Err(format!("gives f32 or bf16, not {dtype}"))
-        }
-        _ => Ok(call.result_shapes().swap_remove(0)),
-    }
-}
-
 /// Records the call that computes this part; `None` where it is better off as operations.
 fn kernel(
     of: Norm,
@@ -109,7 +47,7 @@ fn kernel(
     };
     let shape = operands[0].shape();
     let pays = shape.elements() >= LEAST_ELEMENTS && shape.dims.last()? >= &LEAST_WIDTH;
-    if !kernels.norm || !pays || shape.dtype != DType::F32 {
+    if !kernels.calls.has::<KernelNorm>() || !pays || shape.dtype != DType::F32 {
         return None;
     }
     let call = KernelNorm {
@@ -121,7 +59,7 @@ fn kernel(
     };
     let operands: Vec<&Tensor> = operands.iter().collect();
     let trace = operands[0].trace();
-    Some(trace.record(Op::KernelNorm(Box::new(call)), &operands))
+    Some(trace.call(call, &operands))
 }
 
 /// `(xhat, 1 / sqrt(variance + eps))`, the second with a last dimension of 1.

@@ -1,10 +1,10 @@
 //! General dot products (XLA's DotGeneral): batch dimensions lead the result, then the free ones of
 //! each side.
 
-use super::rule::{Inferred, Vjp, expect, float};
+use super::rule::{Inferred, Vjp, float};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{DotDims, KernelMatmul, MatmulStart, MatmulSums, Op};
+use crate::op::{DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -45,51 +45,6 @@ pub(super) fn infer(a: &Shape, b: &Shape, d: &DotDims, dtype: DType) -> Inferred
             .map(|&i| b.dims[i]),
     );
     Ok(Shape::new(dtype, dims))
-}
-
-/// A kernel reads and writes by strides, so they must stay inside; a result has every element once.
-pub(super) fn infer_kernel(call: &KernelMatmul, x: &[&Shape]) -> Inferred {
-    let [p, q, m, n, k] = call.sizes;
-    let types = [DType::F32, call.kernel.dtype()];
-    let operands = [
-        (x[0], [p, q, m, k], call.a_strides),
-        (x[1], [p, q, k, n], call.b_strides),
-        (&call.shape, [p, q, m, n], call.c_strides),
-    ];
-    for (shape, sizes, strides) in operands {
-        if !types.contains(&shape.dtype) {
-            return Err(format!("{} takes no {shape}", call.kernel.name()));
-        }
-        let last = sizes
-            .iter()
-            .zip(strides)
-            .map(|(&size, stride)| size.checked_sub(1)?.checked_mul(stride))
-            .try_fold(0usize, |sum, offset| sum.checked_add(offset?));
-        if last.is_none_or(|last| last >= shape.elements()) {
-            return Err(format!("strides {strides:?} over {sizes:?} leave {shape}"));
-        }
-    }
-    if !call.is_contiguous() || call.shape.elements() != p * q * m * n {
-        return Err("strides are not those of a matmul".into());
-    }
-    let is_summed = match call.sums {
-        None => true,
-        Some(MatmulSums::Rows) => [p, q, call.a_strides[2]] == [1; 3],
-        Some(MatmulSums::Columns) => [p, q, call.b_strides[3]] == [1; 3],
-    };
-    if !is_summed || (call.sums.is_some() && call.start == MatmulStart::Result) {
-        return Err("gives no sums along k".into());
-    }
-    match call.start {
-        MatmulStart::Zero => {}
-        MatmulStart::Result => {
-            let dims = &call.shape.dims;
-            expect("what the sums begin with", x[2], DType::F32, dims)?;
-            expect("the result", &call.shape, DType::F32, dims)?;
-        }
-        MatmulStart::Bias => expect("the bias", x[2], DType::F32, &[n])?,
-    }
-    Ok(call.shape.clone())
 }
 
 fn free(rank: usize, contracting: &[usize], batch: &[usize]) -> Vec<usize> {

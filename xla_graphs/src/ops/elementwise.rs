@@ -3,7 +3,7 @@
 use super::rule::{Inferred, Vjp, expect, float, integer};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Binary, Comparison, Composite, OnePass, Op, PassForm, PassResult, Step, Unary};
+use crate::op::{Binary, Comparison, Composite, Op, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -35,58 +35,6 @@ pub(super) fn infer_binary(op: Binary, a: &Shape, b: &Shape) -> Inferred {
 
 pub(super) fn infer_compare(a: &Shape, b: &Shape) -> Inferred {
     same(a, b).map(|()| a.with_dtype(DType::Pred))
-}
-
-/// The first result's.
-pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
-    let takes = |shape: &Shape| {
-        let is_array = shape.dims[..] == pass.dims[..];
-        let dtypes: &[DType] = if is_array {
-            &[DType::F32, DType::BF16]
-        } else {
-            &[DType::F32]
-        };
-        (is_array || shape.rank() == 0) && dtypes.contains(&shape.dtype)
-    };
-    if let Some(other) = operands.iter().find(|shape| !takes(shape)) {
-        return Err(format!(
-            "takes arrays of {:?} and scalars, not {other}",
-            pass.dims
-        ));
-    }
-    let reads = |step: &Step| match *step {
-        Step::Constant(_) => vec![],
-        Step::Unary(_, a) | Step::Round(a) => vec![a],
-        Step::Binary(_, a, b) => vec![a, b],
-        Step::Select(a, b, c) => vec![a, b, c],
-    };
-    let known = |values: usize| move |value: &u32| (*value as usize) < values;
-    let are_steps_known = (pass.steps.iter().enumerate())
-        .all(|(index, step)| reads(step).iter().all(known(operands.len() + index)));
-    let values = operands.len() + pass.steps.len();
-    let is_result_known = |result: &PassResult| {
-        let replaces = match result.form {
-            PassForm::Array(dtype, operand) => operand.is_none_or(|operand| {
-                let replaced = operands.get(operand as usize);
-                replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == pass.dims[..])
-            }),
-            PassForm::Sum => true,
-        };
-        // An f32 operand as it is could be read where it is overwritten; bf16 is converted first.
-        let is_kept = operands
-            .get(result.value as usize)
-            .is_none_or(|x| x.dtype == DType::BF16);
-        is_kept && (result.value as usize) < values && replaces
-    };
-    if !are_steps_known || !pass.results.iter().all(is_result_known) {
-        return Err("a step or a result names no value".into());
-    }
-    let mut shapes = pass.result_shapes();
-    if shapes.is_empty() {
-        Err("has no result".into())
-    } else {
-        Ok(shapes.swap_remove(0))
-    }
 }
 
 pub(super) fn infer_select(pred: &Shape, on_true: &Shape, on_false: &Shape) -> Inferred {

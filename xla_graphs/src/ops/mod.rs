@@ -2,7 +2,8 @@
 //!
 //! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient
 //! rule and the `Tensor` method that records it; primitives also need a line in the emitter,
-//! composites one in `passes/decompose.rs`.
+//! composites one in `passes/decompose.rs`. A call of a target's library is another matter
+//! (`op/calls/spec.rs`).
 
 mod collective;
 mod dot;
@@ -12,9 +13,11 @@ mod reduce;
 mod reshape;
 pub(crate) mod rule;
 
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn;
-use crate::op::{Composite, MatmulStart, Op};
+use crate::op::checks::random_key;
+use crate::op::{Composite, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 use rule::{Inferred, Vjp, arity, float};
@@ -74,8 +77,11 @@ impl Op {
             Op::AllReduce(exchange) | Op::AllReduceMax(exchange) => {
                 arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
             }
-            Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
-            Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
+            // The first result stands for the call.
+            Op::Call(call) => call
+                .spec()
+                .results(operands)
+                .map(|mut all| all.swap_remove(0)),
             // The emitter compares it with the call's.
             Op::GetTupleElement { shape, .. } => arity(1).map(|()| shape.clone()),
             Op::BarrierAfter => arity(2).map(|()| operands[0].clone()),
@@ -90,14 +96,7 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
-            Op::KernelMatmul(call) => arity(2 + usize::from(call.start != MatmulStart::Zero))
-                .and_then(|()| dot::infer_kernel(call, operands)),
-            Op::KernelAttention(call) => nn::kernel_attention::infer(call, operands),
-            Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
-            Op::KernelCrossEntropy(part) => nn::loss::infer_kernel(*part, operands),
-            Op::KernelNorm(call) => nn::norm::infer_kernel(call, operands),
-            Op::KernelGelu(call) => arity(1 + usize::from(call.is_gradient))
-                .and_then(|()| nn::gelu::infer_kernel(call, operands)),
+            Op::KernelCodes(part) => nn::block_codes::infer(part, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -107,10 +106,12 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
     let arity = |n| arity(operands, n);
     match op {
         Composite::RandomBits { dims, .. } => {
-            arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
+            arity(1)?;
+            random_key(operands[0])?;
+            Ok(Shape::new(DType::U32, &dims[..]))
         }
-        Composite::Norm(of) => nn::norm::infer(*of, operands),
-        Composite::NormGrad { of, operand } => nn::norm::infer_grad(*of, *operand, operands),
+        Composite::Norm(of) => of.infer(operands),
+        Composite::NormGrad { of, operand } => of.infer_grad(*operand, operands),
         Composite::Gelu(_) => {
             arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone()))
         }
@@ -130,6 +131,7 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::StopGradient | Composite::MasterGradient => {
             arity(1).map(|()| operands[0].clone())
         }
+        Composite::BlockCodes(part) => nn::block_codes::infer(part, operands),
     }
 }
 
@@ -182,17 +184,12 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
             Composite::NormGrad { .. }
             | Composite::GeluGrad(_)
             | Composite::CrossEntropyGrad { .. }
-            | Composite::AttentionGrad { .. },
+            | Composite::AttentionGrad { .. }
+            | Composite::BlockCodes(_),
         )
-        | Op::FusedAttention(_)
-        | Op::FusedAttentionGrad(_)
+        | Op::Call(_)
         | Op::GetTupleElement { .. }
-        | Op::KernelMatmul(_)
-        | Op::KernelAttention(_)
-        | Op::OnePass(_)
-        | Op::KernelCrossEntropy(_)
-        | Op::KernelNorm(_)
-        | Op::KernelGelu(_)
+        | Op::KernelCodes(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

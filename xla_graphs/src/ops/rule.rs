@@ -1,15 +1,11 @@
 //! What the rules of every operation are written with: the result of a shape rule and the checks in
-//! it, and what a gradient rule is given.
+//! it (`op/checks.rs`), and what a gradient rule is given.
 
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Op;
-use crate::shape::Shape;
 use crate::trace::Tensor;
 
-/// What a shape rule gives: the result's shape, or a sentence that says what is wrong with the
-/// operands.
-pub(crate) type Inferred = std::result::Result<Shape, String>;
+pub(crate) use crate::op::checks::{Inferred, arity, expect, float, integer};
 
 /// One step of the reverse sweep: what a node computed and the gradient that arrives at its result.
 pub(crate) struct Vjp<'a> {
@@ -37,46 +33,5 @@ impl Vjp<'_> {
         } else {
             Ok(None)
         }
-    }
-}
-
-/// Refuses another number of operands.
-pub(crate) fn arity(operands: &[&Shape], n: usize) -> std::result::Result<(), String> {
-    match operands.len() {
-        found if found == n => Ok(()),
-        found => Err(format!("takes {n} operands, got {found}")),
-    }
-}
-
-/// Refuses anything but a float type.
-pub(crate) fn float(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_float() {
-        Ok(())
-    } else {
-        Err(format!("needs a float type, got {}", shape.dtype))
-    }
-}
-
-/// Refuses anything but an integer type.
-pub(crate) fn integer(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_integer() {
-        Ok(())
-    } else {
-        Err(format!("needs an integer type, got {}", shape.dtype))
-    }
-}
-
-/// Refuses anything but the given shape.
-pub(crate) fn expect(
-    what: &str,
-    found: &Shape,
-    dtype: DType,
-    dims: &[usize],
-) -> std::result::Result<(), String> {
-    let expected = Shape::new(dtype, dims);
-    if *found == expected {
-        Ok(())
-    } else {
-        Err(format!("{what} must be {expected}, got {found}"))
     }
 }

@@ -19,6 +19,8 @@ pub const ADAMW: OptimizerKind = OptimizerKind {
         "adamw_apex_fused",
         "adamw_hf",
         "adamw",
+        "paged_adamw_32bit",
+        "paged_adamw",
     ],
     new: AdamW::boxed,
 };

@@ -10,12 +10,12 @@ use crate::error::Result;
 /// `--optim lion_32bit` or `lion`; its betas are `--adam_beta1` and `--adam_beta2`.
 pub const LION: OptimizerKind = OptimizerKind {
     name: "lion",
-    choices: &["lion_32bit", "lion"],
+    choices: &["lion_32bit", "lion", "paged_lion_32bit"],
     new: Lion::boxed,
 };
 
 #[derive(Debug)]
-struct Lion(Hyperparameters);
+pub(super) struct Lion(pub(super) Hyperparameters);
 
 impl Lion {
     fn boxed(hyper: &Hyperparameters, _: &mut ArgumentReader) -> Box<dyn Optimizer> {

@@ -10,6 +10,7 @@ mod adagrad;
 mod adamw;
 mod arguments;
 mod clip;
+mod eight_bit;
 mod lamb;
 mod lion;
 mod loss_scale;
@@ -29,6 +30,7 @@ use arguments::ArgumentReader;
 pub use arguments::{Argument, ArgumentError, Arguments};
 use clip::rows_first;
 pub use clip::{clip_factor, global_norm, sum_of_squares};
+pub use eight_bit::{ADAMW_8BIT, ADAMW_TORCH_8BIT, LION_8BIT};
 pub use lamb::LAMB;
 pub use lion::LION;
 pub use loss_scale::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
@@ -40,6 +42,8 @@ pub use schedule::{Schedule, ScheduleKind, ScheduleType};
 pub use sgd::SGD;
 pub use stable_adamw::STABLE_ADAMW;
 
+use crate::block_codes::BLOCK;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::trace::Tensor;
 use std::fmt;
@@ -55,6 +59,9 @@ pub const OPTIMIZERS: &[OptimizerKind] = &[
     LAMB,
     MUON,
     STABLE_ADAMW,
+    ADAMW_8BIT,
+    ADAMW_TORCH_8BIT,
+    LION_8BIT,
 ];
 
 /// An optimizer, or why its arguments are refused.
@@ -160,9 +167,11 @@ pub struct ParameterInfo<'a> {
     pub dims: &'a [usize],
     /// Whether it is a matrix between hidden states: no embedding, no head.
     pub is_hidden_matrix: bool,
+    /// Whether it is the table of an embedding.
+    pub is_embedding: bool,
 }
 
-/// A tensor that an optimizer keeps for a parameter, f32 in a step.
+/// A tensor that an optimizer keeps for a parameter; floats are f32 in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSpec {
     /// The state `exp_avg` of the parameter `wte` is called `exp_avg.wte` in checkpoints.
@@ -172,6 +181,11 @@ pub struct StateSpec {
     /// Which of the parameter's dimensions these are, in order. The state is sharded as the
     /// parameter is along those that it has.
     pub along: Vec<usize>,
+    /// What it is held in between steps; `None`: in what the run holds its state in.
+    pub dtype: Option<DType>,
+    /// It has an element for each block of the parameter in row-major order, as
+    /// [`block_dims`](crate::block_codes::block_dims) has it: shards hold whole blocks.
+    pub per_block: bool,
     /// The value of every element before the first step; `None`: the parameter's.
     pub initial: Option<f32>,
 }
@@ -188,8 +202,17 @@ impl StateSpec {
             name,
             dims: along.iter().map(|dim| dims[*dim]).collect(),
             along,
+            dtype: None,
+            per_block: false,
             initial: Some(0.0),
         }
+    }
+
+    /// Whether a parameter of the sizes `dims` with this state can be sharded along `dim`, in `parts` parts of equal
+    /// size.
+    pub fn can_shard(&self, dims: &[usize], dim: usize, parts: usize) -> bool {
+        let run = dims[dim..].iter().product::<usize>() / parts;
+        !self.per_block || (self.along.contains(&dim) && run.is_multiple_of(BLOCK))
     }
 }
 
@@ -245,7 +268,7 @@ pub trait Optimizer: fmt::Debug + Send + Sync {
     fn update(&self, update: &Update) -> Result<Updated>;
 }
 
-/// What an update rule reads. Tensors are f32.
+/// What an update rule reads. Tensors are f32, but for state that is no float.
 pub struct Update<'a> {
     /// The learning rate and the optimizer's own scalars of this step.
     pub scalars: &'a StepScalars,

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::call_result;
-use crate::op::{KernelMatmul, MatmulStart, MatmulSums, Op, Reduction};
+use crate::op::{CallKind, KernelMatmul, MatmulStart, MatmulSums, Op, Reduction};
 use crate::shape::Shape;
 use crate::target::{CpuKernels, Target};
 use crate::trace::Tensor;
@@ -34,12 +34,13 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         }
         let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
         match (&node.op, found.sums.get(&id)) {
-            (Op::KernelMatmul(of), Some((_, sums))) => {
+            (Op::Call(call), Some((_, sums))) => {
+                let of = KernelMatmul::of(call).expect("sums are found of matmuls");
                 let of = KernelMatmul {
                     sums: Some(*sums),
-                    ..(**of).clone()
+                    ..of.clone()
                 };
-                let call = record(trace, &Op::KernelMatmul(Box::new(of)), &x)?;
+                let call = trace.call(of, &x.iter().collect::<Vec<&Tensor>>())?;
                 calls.insert(id, call.clone());
                 call_result(&call, 0)
             }
@@ -53,7 +54,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 Some((call, rows)) => {
                     let ones = Shape::new(DType::BF16, [call.sizes[4]]);
                     let ones = trace.full(1.0, &ones)?;
-                    trace.record(Op::KernelMatmul(Box::new(call)), &[&ones, &rows])
+                    trace.call(call, &[&ones, &rows])
                 }
                 None => record(trace, &node.op, &x),
             },
@@ -77,7 +78,7 @@ impl Found {
         // Who multiplies an array.
         let mut matmuls: HashMap<NodeId, Vec<(NodeId, usize)>> = HashMap::new();
         for (id, call) in graph.nodes.iter().enumerate() {
-            if let Op::KernelMatmul(_) = call.op {
+            if call.op.call::<KernelMatmul>().is_some() {
                 for (index, &operand) in call.operands[..2].iter().enumerate() {
                     let of_array = matmuls.entry(origin(graph, operand)).or_default();
                     of_array.push((id as NodeId, index));
@@ -92,7 +93,7 @@ impl Found {
             };
             let calls = matmuls.get(&origin(graph, rows)).into_iter().flatten();
             for &(call, index) in calls {
-                let Op::KernelMatmul(of) = &node(call).op else {
+                let Some(of) = node(call).op.call::<KernelMatmul>() else {
                     continue;
                 };
                 let sums = sums_of(of, index, [k, size]);

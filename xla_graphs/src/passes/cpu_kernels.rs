@@ -52,7 +52,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                     call.shape.dtype = bias.dtype;
                     operands.push(replaced.get(bias.operand));
                     let operands: Vec<&Tensor> = operands.iter().collect();
-                    let result = trace.record(Op::KernelMatmul(Box::new(call)), &operands)?;
+                    let result = trace.call(call, &operands)?;
                     done.extend(bias.nodes.into_iter().map(|node| (node, result.clone())));
                     return Ok(result);
                 }
@@ -60,14 +60,14 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 let sum = sum.filter(|_| is_turned || after.turn.is_none());
                 let sum = sum.map(|(addition, other)| (addition, replaced.get(other)));
                 let sum = sum.filter(|(_, other)| {
-                    matches!(other.node().op, Op::KernelMatmul(_)) && *other.shape() == call.shape
+                    other.node().op.call::<KernelMatmul>().is_some() && *other.shape() == call.shape
                 });
                 if let Some((_, other)) = &sum {
                     call.start = MatmulStart::Result;
                     operands.push(other.clone());
                 }
                 let operands: Vec<&Tensor> = operands.iter().collect();
-                let result = trace.record(Op::KernelMatmul(Box::new(call)), &operands)?;
+                let result = trace.call(call, &operands)?;
                 let by_the_call = turn.into_iter().chain(sum.map(|(addition, _)| addition));
                 done.extend(by_the_call.map(|node| (node, result.clone())));
                 Ok(result)

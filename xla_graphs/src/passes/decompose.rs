@@ -4,11 +4,11 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Graph, GraphNode, NodeId};
-use crate::nn::kernel_attention::MaskSource;
-use crate::nn::{attention, dropout, gelu, loss, norm, rows, special};
-use crate::op::{Attention, Binary, Comparison, Composite, Op, Scalar, Unary};
-use crate::passes::rebuild::{Replaced, record};
+use crate::graph::{Graph, NodeId};
+use crate::nn::{attention, block_codes, dropout, gelu, loss, norm, rows, special};
+use crate::op::{Binary, Composite, Op, Scalar, Unary};
+use crate::passes::rebuild::record;
+use crate::provenance::Phase;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::collections::HashSet;
@@ -20,16 +20,11 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
         let node = &graph.nodes[id as usize];
         let x: Vec<Tensor> = node.operands.iter().map(|&o| replaced.get(o)).collect();
         match &node.op {
-            Op::Composite(Composite::Attention(of)) => {
-                attention::expand(of, &x, target, &mask_source(graph, id, of, replaced))
+            Op::Composite(Composite::BlockCodes(part)) => {
+                // The calls of one pass are of updates.
+                let is_step = node.provenance.phase == Phase::Update && target.has_passes();
+                block_codes::expand(part, &x, is_step)
             }
-            Op::Composite(Composite::AttentionGrad { of, operand }) => attention::expand_grad(
-                of,
-                *operand,
-                &x,
-                target,
-                &mask_source(graph, id, of, replaced),
-            ),
             Op::Composite(op) => composite(graph, id, op, &x, target),
             Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
             Op::Unary(Unary::Log1p) if !target.has_special_functions() => {
@@ -73,11 +68,8 @@ fn composite(
     target: Target,
 ) -> Result<Tensor> {
     match op {
-        Composite::RandomBits { dims, stream } if target.has_threefry() => {
-            dropout::expand_bits(x[0].trace(), &x[0], dims, *stream)
-        }
         Composite::RandomBits { dims, stream } => {
-            dropout::expand_mixed_bits(x[0].trace(), &x[0], dims, *stream)
+            dropout::expand_bits(&x[0], dims, *stream, target)
         }
         Composite::Norm(of) => norm::expand(*of, x, wanted(graph, id), target),
         Composite::NormGrad { of, operand } => norm::expand_grad(*of, *operand, x, target),
@@ -89,9 +81,9 @@ fn composite(
         Composite::CrossEntropyGrad { ignore } => {
             loss::expand_grad(*ignore, x, wanted(graph, id), target)
         }
-        Composite::Attention(_) | Composite::AttentionGrad { .. } => {
-            unreachable!("`decompose` expands attention itself")
-        }
+        Composite::Attention(of) => attention::expand(of, x, target),
+        Composite::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
+        Composite::BlockCodes(_) => unreachable!("`decompose` expands it itself"),
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }
@@ -143,38 +135,6 @@ fn is_given(graph: &Graph, outputs: &HashSet<NodeId>, mut id: NodeId) -> bool {
             | Op::Composite(Composite::MasterGradient) => id = node.operands[0],
             _ => return false,
         }
-    }
-}
-
-/// Where the dropout mask of attention `id` comes from.
-fn mask_source(graph: &Graph, id: NodeId, of: &Attention, replaced: &Replaced) -> MaskSource {
-    let node = |id: NodeId| &graph.nodes[id as usize];
-    // Behind q, k, v and the key mask; of a gradient node, before dy.
-    let mask = of.dropout.and_then(|_| {
-        node(id)
-            .operands
-            .get(3 + usize::from(of.key_mask.is_some()))
-    });
-    let mut next = mask.copied();
-    while let Some(source) = next {
-        let Op::Composite(Composite::RandomBits { dims, stream }) = &node(source).op else {
-            next = node(source).operands.first().copied();
-            continue;
-        };
-        let is_keep_mask = |mask: &GraphNode| {
-            mask.op == Op::Compare(Comparison::Ge)
-                && mask.operands[0] == source
-                && mask.shape.dims[..] == dims[..]
-        };
-        let is_whole = mask.is_some_and(|&mask| is_keep_mask(node(mask)));
-        return MaskSource {
-            stream: *stream,
-            key: is_whole.then(|| replaced.get(node(source).operands[0])),
-        };
-    }
-    MaskSource {
-        stream: 0,
-        key: None,
     }
 }
 

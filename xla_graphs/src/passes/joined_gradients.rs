@@ -7,11 +7,12 @@
 use super::rebuild::{Readers, record};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::op::{Binary, KernelAttention, Op};
+use crate::op::{Binary, CallKind, KernelAttention, Op};
+use crate::trace::Tensor;
 use std::collections::HashMap;
 
 pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
-    let is_backward = |op: &Op| matches!(op, Op::KernelAttention(call) if call.is_backward());
+    let is_backward = |op: &Op| (op.call()).is_some_and(KernelAttention::is_backward);
     if !graph.nodes.iter().any(|node| is_backward(&node.op)) {
         return Ok(graph.clone());
     }
@@ -31,13 +32,14 @@ pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
         let node = &graph.nodes[id as usize];
         let x = (node.operands.iter()).map(|&operand| replaced.get(operand));
         match (joined.get(&id), &node.op) {
-            (Some(_), Op::KernelAttention(of)) => {
+            (Some(_), Op::Call(call)) => {
+                let of = KernelAttention::of(call).expect("gradients of attention are joined");
                 let of = KernelAttention {
                     joins_gradients: true,
-                    ..(**of).clone()
+                    ..of.clone()
                 };
-                let call = Op::KernelAttention(Box::new(of));
-                record(trace, &call, &x.collect::<Vec<_>>())
+                let x: Vec<Tensor> = x.collect();
+                trace.call(of, &x.iter().collect::<Vec<&Tensor>>())
             }
             (Some(&call), Op::Binary(_)) => replaced.get(call).convert(node.shape.dtype),
             (None, Op::Convert(dtype)) => match joined.get(&node.operands[0]) {
@@ -77,9 +79,9 @@ impl Sum {
             }
             Op::Pad { low, .. } => {
                 let (index, heads) = self.part(graph, readers, node.operands[0])?;
-                let Op::KernelAttention(of) = &graph.nodes[self.call as usize].op else {
-                    return None;
-                };
+                let of = graph.nodes[self.call as usize]
+                    .op
+                    .call::<KernelAttention>()?;
                 let [b, h, kv_heads, t, s, d] = of.sizes;
                 let layout = of.operands[index];
                 let columns = layout.strides[2];

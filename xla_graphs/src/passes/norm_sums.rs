@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::nn::call_result;
-use crate::op::{Binary, KernelNorm, KernelNormPart, Op};
+use crate::op::{Binary, KernelGelu, KernelMatmul, KernelNorm, KernelNormPart, NormKind, Op};
 use crate::trace::Tensor;
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ pub(super) fn rewrite(graph: &Graph) -> Result<Graph> {
         };
         let operands = call.operands.iter().map(|&operand| replaced.get(operand));
         let operands = operands.collect::<Vec<_>>();
-        let tensor = record(trace, &Op::KernelNorm(Box::new(call.of.clone())), &operands)?;
+        let tensor = trace.call(call.of.clone(), &operands.iter().collect::<Vec<&Tensor>>())?;
         calls.insert(id, tensor.clone());
         match call.sum {
             Some(_) => call_result(&tensor, 0),
@@ -67,12 +67,12 @@ impl Found {
         let readers = Readers::of(graph);
         for (id, node) in graph.nodes.iter().enumerate() {
             let id = id as NodeId;
-            match &node.op {
-                Op::KernelNorm(of) if of.part == KernelNormPart::Backward => {
+            match node.op.call::<KernelNorm>() {
+                Some(of) if of.part == KernelNormPart::Backward => {
                     found.backward(graph, &readers, id, of);
                 }
-                Op::KernelNorm(of) => found.forward(graph, &readers, id, of),
-                _ => {}
+                Some(of) => found.forward(graph, &readers, id, of),
+                None => {}
             }
         }
         found
@@ -82,10 +82,9 @@ impl Found {
     fn is_in_memory(&self, graph: &Graph, readers: &Readers, id: NodeId) -> bool {
         let is_call = |id: NodeId| {
             let op = &graph.nodes[id as usize].op;
-            matches!(
-                op,
-                Op::KernelMatmul(_) | Op::KernelGelu(_) | Op::KernelNorm(_)
-            )
+            op.call::<KernelMatmul>().is_some()
+                || op.call::<KernelGelu>().is_some()
+                || op.call::<KernelNorm>().is_some()
         };
         let node = &graph.nodes[id as usize];
         match &node.op {
@@ -179,7 +178,8 @@ impl Found {
                 self.results.insert(sum, (id, 0));
             }
         }
-        let last = of.result_shapes().len();
+        // The result behind dx, dgamma and, of a LayerNorm, dbeta.
+        let last = if of.of.kind == NormKind::Layer { 3 } else { 2 };
         for &reader in readers.all(result) {
             if node(reader).op == Op::Convert(DType::BF16) {
                 of.narrows = true;

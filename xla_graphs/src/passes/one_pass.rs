@@ -19,14 +19,16 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::call_result;
-use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary};
+use crate::op::{
+    Binary, BlockCodes, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary,
+};
 use crate::provenance::Phase;
 use crate::target::Target;
 use crate::trace::{Tensor, Trace};
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
-    if !matches!(target, Target::Cpu(kernels) if kernels.one_pass) {
+    if !target.has_passes() {
         return Ok(graph.clone());
     }
     let groups = groups(graph);
@@ -63,10 +65,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 }
             });
             let all = all.collect::<Result<Vec<Tensor>>>()?;
-            let call = trace.record(
-                Op::OnePass(Box::new(program.pass)),
-                &all.iter().collect::<Vec<&Tensor>>(),
-            )?;
+            let call = trace.call(program.pass, &all.iter().collect::<Vec<&Tensor>>())?;
             for (place, &result) in program.results.iter().enumerate() {
                 parts[index].insert(result, call_result(&call, place)?);
             }
@@ -95,6 +94,7 @@ fn copy(trace: &Trace, x: &Tensor) -> Result<Tensor> {
     let form = PassForm::Array(x.dtype(), None);
     let pass = OnePass {
         dims: x.dims().to_vec(),
+        blocks: Vec::new(),
         // An operand as it is can be no result.
         steps: vec![
             Step::Constant(F64::new(1.0)),
@@ -102,7 +102,7 @@ fn copy(trace: &Trace, x: &Tensor) -> Result<Tensor> {
         ],
         results: vec![PassResult { value: 2, form }],
     };
-    let call = trace.record(Op::OnePass(Box::new(pass)), &[x])?;
+    let call = trace.call(pass, &[x])?;
     call_result(&call, 0)
 }
 
@@ -121,7 +121,14 @@ struct Group {
 /// Whether a call can compute the node: an element-wise operation of an update over arrays.
 fn is_candidate(graph: &Graph, node: NodeId) -> bool {
     let node = &graph.nodes[node as usize];
-    if node.provenance.phase != Phase::Update || node.shape.rank() == 0 {
+    if matches!(node.op, Op::KernelCodes(_)) {
+        return true;
+    }
+    let is_scale = |id: &NodeId| is_scales(&graph.nodes[*id as usize]);
+    if node.provenance.phase != Phase::Update
+        || node.shape.rank() == 0
+        || node.operands.iter().any(is_scale)
+    {
         return false;
     }
     let is_f32 = |id: &NodeId| graph.nodes[*id as usize].shape.dtype == DType::F32;
@@ -143,6 +150,11 @@ fn is_candidate(graph: &Graph, node: NodeId) -> bool {
     }
 }
 
+/// Whether a node gives a number for each block of an array.
+fn is_scales(node: &GraphNode) -> bool {
+    matches!(&node.op, Op::KernelCodes(part) if matches!(**part, BlockCodes::Scales { .. }))
+}
+
 /// The scalar that a node broadcasts.
 fn scalar(graph: &Graph, node: NodeId) -> Option<NodeId> {
     let node = &graph.nodes[node as usize];
@@ -151,7 +163,7 @@ fn scalar(graph: &Graph, node: NodeId) -> Option<NodeId> {
     (matches!(node.op, Op::Broadcast { .. }) && is_scalar).then_some(of)
 }
 
-/// The groups that gain: those with several results, or with a sum.
+/// The groups that gain: those with several results, with a sum, or with codes.
 fn groups(graph: &Graph) -> Vec<Group> {
     let count = graph.nodes.len();
     let candidates: Vec<bool> = (0..count as NodeId)
@@ -270,7 +282,12 @@ fn groups(graph: &Graph) -> Vec<Group> {
             group.arrays.push(id as NodeId);
         }
     }
-    let gains = |group: &Group| group.arrays.len() > 1 || !group.sums.is_empty();
+    let has_codes = |group: &Group| {
+        let mut nodes = group.nodes.iter().map(|&id| &graph.nodes[id as usize]);
+        nodes.any(|node| matches!(node.op, Op::KernelCodes(_)))
+    };
+    let gains =
+        |group: &Group| group.arrays.len() > 1 || !group.sums.is_empty() || has_codes(group);
     groups.into_values().filter(gains).collect()
 }
 
@@ -325,9 +342,14 @@ impl Program {
         }
         for &id in &group.nodes {
             let x = |index: usize| values[&node(id).operands[index]];
-            let value = match node(id).op {
-                Op::Unary(op) => add(Step::Unary(op, x(0))),
-                Op::Binary(op) => add(Step::Binary(op, x(0), x(1))),
+            let value = match &node(id).op {
+                Op::KernelCodes(part) => add(match **part {
+                    BlockCodes::Decode(map) => Step::Decode(map, x(0), x(1)),
+                    BlockCodes::Scales { floor, .. } => Step::Scales(floor, x(0)),
+                    BlockCodes::Encode(map) => Step::Encode(map, x(0), x(1)),
+                }),
+                Op::Unary(op) => add(Step::Unary(*op, x(0))),
+                Op::Binary(op) => add(Step::Binary(*op, x(0), x(1))),
                 Op::Select => add(Step::Select(x(0), x(1), x(2))),
                 Op::Convert(DType::BF16) => add(Step::Round(x(0))),
                 // From bf16: the same number.
@@ -343,7 +365,12 @@ impl Program {
                 .and_then(|state| operands.iter().position(|operand| operand == state))
                 .filter(|operand| !donated.contains(operand));
             donated.extend(operand);
-            let form = PassForm::Array(node(id).shape.dtype, operand.map(|index| index as u32));
+            let operand = operand.map(|index| index as u32);
+            let form = if is_scales(node(id)) {
+                PassForm::Blocks(operand)
+            } else {
+                PassForm::Array(node(id).shape.dtype, operand)
+            };
             let value = values[&id];
             results.push((id, PassResult { value, form }));
         }
@@ -352,9 +379,26 @@ impl Program {
             results.push((sum, PassResult { value, form }));
         }
         let (nodes, results): (Vec<NodeId>, Vec<PassResult>) = results.into_iter().unzip();
+        let mut inside = group.nodes.iter().map(|&id| node(id));
+        let array = inside.clone().find(|node| !is_scales(node));
+        let dims = array.map_or_else(
+            || node(node(group.nodes[0]).operands[0]).shape.dims.to_vec(),
+            |array| array.shape.dims.to_vec(),
+        );
+        let blocks = inside.find_map(|node| {
+            let scales = match &node.op {
+                Op::KernelCodes(part) => match **part {
+                    BlockCodes::Scales { .. } => Some(&node.shape),
+                    _ => Some(&graph.nodes[node.operands[1] as usize].shape),
+                },
+                _ => None,
+            };
+            scales.map(|shape| shape.dims.to_vec())
+        });
         Program {
             pass: OnePass {
-                dims: node(group.nodes[0]).shape.dims.to_vec(),
+                dims,
+                blocks: blocks.unwrap_or_default(),
                 steps,
                 results,
             },

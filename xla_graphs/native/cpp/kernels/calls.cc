@@ -323,6 +323,16 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   });
 }
 
+// What an array is to a pass over this many elements.
+std::optional<Form> FormOf(const ffi::AnyBuffer& x, int64_t elements) {
+  const int64_t count = x.element_count();
+  const bool is_f32 = x.element_type() == ffi::DataType::F32;
+  if (x.dimensions().size() == 0) return is_f32 ? std::optional(Form::kOne) : std::nullopt;
+  if (count == elements && x.element_type() == ffi::DataType::U8) return Form::kCodes;
+  if (count == elements && IsFloat(x)) return IsBf16(x) ? Form::kBf16 : Form::kF32;
+  return is_f32 && count == (elements + kBlock - 1) / kBlock ? std::optional(Form::kBlocks) : std::nullopt;
+}
+
 ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t elements,
                        ffi::Span<const int64_t> steps, ffi::Span<const int64_t> of_results) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.one_pass: ") + what); };
@@ -333,16 +343,13 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
   pass->elements = elements;
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto operand = operands.get<ffi::AnyBuffer>(i);
-    if (operand.has_error() || !IsFloat(*operand)) return invalid("an operand is neither f32 nor bf16");
-    const bool is_scalar = operand->dimensions().size() == 0;
-    if (is_scalar ? IsBf16(*operand) : static_cast<int64_t>(operand->element_count()) != elements) {
-      return invalid("an operand is neither an array of this size nor a scalar of f32");
-    }
-    pass->operands.push_back({operand->untyped_data(), IsBf16(*operand), is_scalar});
+    const std::optional<Form> form = operand.has_error() ? std::nullopt : FormOf(*operand, elements);
+    if (!form) return invalid("an operand is neither an array of this size or its blocks nor a scalar of f32");
+    pass->operands.push_back({operand->untyped_data(), *form});
   }
   for (size_t i = 0; i < steps.size(); i += 4) {
     const Step step = {static_cast<StepKind>(steps[i]), steps[i + 1], steps[i + 2], steps[i + 3]};
-    if (steps[i] < 0 || step.kind > StepKind::kMin) return invalid("an unknown step");
+    if (steps[i] < 0 || step.kind > StepKind::kScale) return invalid("an unknown step");
     const int64_t reads[] = {step.a, step.b, step.c};
     for (int r = 0; r < Reads(step.kind); ++r) {
       const int64_t known = pass->operands.size() + pass->steps.size();
@@ -354,13 +361,14 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
     auto result = results.get<ffi::AnyBuffer>(i);
     if (result.has_error()) return invalid("a result is no array");
     const ffi::AnyBuffer& buffer = **result;
-    if (!IsFloat(buffer)) return invalid("a result is neither f32 nor bf16");
-    const PassResult of = {of_results[2 * i], buffer.untyped_data(), IsBf16(buffer), of_results[2 * i + 1] != 0};
-    const int64_t known = pass->operands.size() + pass->steps.size();
-    const int64_t wanted = of.is_sum ? 1 : elements;
-    if (of.value < 0 || of.value >= known || static_cast<int64_t>(buffer.element_count()) != wanted || (of.is_sum && of.is_bf16)) {
-      return invalid("a result does not fit");
-    }
+    const std::optional<Form> form = FormOf(buffer, elements);
+    const int64_t known = pass->operands.size() + pass->steps.size(), kind = of_results[2 * i + 1];
+    // Of one block an array may look like its scales.
+    const bool fits = form && (kind == 1   ? *form == Form::kOne
+                               : kind == 2 ? buffer.element_count() == (elements + kBlock - 1) / kBlock && buffer.element_type() == ffi::DataType::F32
+                                           : *form <= Form::kCodes);
+    const PassResult of = {of_results[2 * i], buffer.untyped_data(), kind == 2 ? Form::kBlocks : form.value_or(Form::kF32)};
+    if (of.value < 0 || of.value >= known || !fits) return invalid("a result does not fit");
     pass->results.push_back(of);
   }
   const int64_t chunks = PassChunks(*pass);
@@ -370,7 +378,7 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
     work(*pass, next, sums->data());
   });
   for (size_t i = 0; i < pass->results.size(); ++i) {
-    if (!pass->results[i].is_sum) continue;
+    if (pass->results[i].form != Form::kOne) continue;
     double sum = 0;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += (*sums)[i * chunks + chunk];
     *static_cast<float*>(pass->results[i].data) = static_cast<float>(sum);
@@ -601,16 +609,16 @@ XLA_FFI_DEFINE_HANDLER(kCallNormGradients, CallNormGradients,
 }  // namespace
 }  // namespace xtrain::kernels
 
-// Makes the calls known to XLA, once; graphs name them by this name and version (`emit/kernels.rs`).
+// Makes the calls known to XLA, once; graphs name them so (`xla_graphs/src/op/calls`).
 extern "C" void xtrain_cpp_register_kernels() {
   static const bool registered = [] {
     const auto add = [](const char* name, XLA_FFI_Handler* handler) {
       return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
     };
-    return add("xtrain.matmul.3", xtrain::kernels::kCallMatmul) & add("xtrain.attention.3", xtrain::kernels::kCallAttention) &
-           add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp.1", xtrain::kernels::kCallLogSums) &
-           add("xtrain.cross_entropy_grad.1", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu.1", xtrain::kernels::kCallGelu) &
-           add("xtrain.norm.2", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad.2", xtrain::kernels::kCallNormGradients);
+    return add("xtrain.matmul", xtrain::kernels::kCallMatmul) & add("xtrain.attention", xtrain::kernels::kCallAttention) &
+           add("xtrain.one_pass", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp", xtrain::kernels::kCallLogSums) &
+           add("xtrain.cross_entropy_grad", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu", xtrain::kernels::kCallGelu) &
+           add("xtrain.norm", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }

@@ -29,10 +29,17 @@ enum class StepKind : int64_t {
   kDivide = 11,
   kMax = 12,
   kMin = 13,
+  // Numbers in 8 bits (block_codes.h): a, codes or values, and b, scales.
+  kDecodeSigned = 14,
+  kDecodeUnsigned = 15,
+  kEncodeSigned = 16,
+  kEncodeUnsigned = 17,
+  kScale = 18,  // the largest |a| of a block, or the f32 whose bits are `b` if that is larger
 };
 
 // How many values a step reads.
 inline int Reads(StepKind kind) {
+  if (kind == StepKind::kScale) return 1;
   return kind == StepKind::kConstant ? 0 : kind == StepKind::kSelect ? 3 : kind >= StepKind::kAdd ? 2 : 1;
 }
 
@@ -42,16 +49,24 @@ struct Step {
   int64_t a, b, c;
 };
 
-struct PassOperand {
-  const void* data;
-  bool is_bf16, is_scalar;
+// What the memory of an operand or result holds.
+enum class Form {
+  kF32,
+  kBf16,
+  kCodes,   // u8
+  kBlocks,  // f32, one for each block
+  kOne,     // f32[], of a result the sum of the value's elements
 };
 
-// An array, or the sum of a value's elements.
+struct PassOperand {
+  const void* data;
+  Form form;
+};
+
 struct PassResult {
   int64_t value;
   void* data;
-  bool is_bf16, is_sum;
+  Form form;
 };
 
 struct OnePass {
@@ -60,6 +75,9 @@ struct OnePass {
   std::vector<Step> steps;
   std::vector<PassResult> results;
 };
+
+// Elements that go through all steps together, and that have a scale where they are codes.
+constexpr int kBlock = 256;
 
 // Elements that a thread claims at a time, and of which sums are made; they add up in the order of the chunks, so that the
 // number of threads changes no bit.

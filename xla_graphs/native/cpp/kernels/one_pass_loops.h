@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bits.h"
+#include "block_codes.h"
 #include "flush.h"
 #include "known_passes.h"
 #include "one_pass.h"
@@ -26,14 +27,12 @@
 namespace xtrain::kernels {
 namespace {
 
-constexpr int kBlock = 256;
-
 // What a step computes of the values that it reads; the others are ignored.
 template <StepKind kKind>
 struct Of {
   inline __attribute__((always_inline)) float operator()(float x, float y, float z) const {
     using K = StepKind;
-    static_assert(kKind != K::kConstant, "made once");
+    static_assert(kKind != K::kConstant && kKind < K::kDecodeSigned, "made once, or for a block");
     if constexpr (kKind == K::kRound) return FromBits(Rounded(x));
     if constexpr (kKind == K::kSelect) return x != 0 ? y : z;
     if constexpr (kKind == K::kNegate) return -x;
@@ -134,6 +133,24 @@ inline std::vector<Move> Moves(const OnePass& pass) {
   return moves;
 }
 
+// The largest |x| of a block's first `count`, at least `floor`.
+inline float Scale(const Value& x, int count, float floor) {
+  if (x.is_one) return std::max(floor, std::fabs(*x.at));
+  float largest[kLanes];
+  std::fill_n(largest, kLanes, floor);
+  const auto take = [&](int i, int lane) __attribute__((always_inline)) {
+    const float size = FromBits(Bits(x.at[i + lane]) & 0x7fffffff);
+    // Of a NaN a NaN.
+    largest[lane] = largest[lane] >= size ? largest[lane] : size;
+  };
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) take(i, lane);
+  }
+  for (int lane = 0; i + lane < count; ++lane) take(i, lane);
+  return *std::max_element(largest, largest + kLanes);
+}
+
 inline void Compute(const Move& move, const Value* v, float* to) {
   using K = StepKind;
   switch (move.kind) {
@@ -169,6 +186,16 @@ inline void Compute(const Move& move, const Value* v, float* to) {
       return Map(v, to, Of<K::kMax>());
     case K::kMin:
       return Map(v, to, Of<K::kMin>());
+    case K::kDecodeSigned:
+      return Map(v, to, [entries = Entries<true>()](float code, float scale, float) { return entries[static_cast<int>(code)] * scale; });
+    case K::kDecodeUnsigned:
+      return Map(v, to, [entries = Entries<false>()](float code, float scale, float) { return entries[static_cast<int>(code)] * scale; });
+    case K::kEncodeSigned:
+      return Map(v, to, [](float x, float scale, float) { return Code<true>(x, scale); });
+    case K::kEncodeUnsigned:
+      return Map(v, to, [](float x, float scale, float) { return Code<false>(x, scale); });
+    case K::kScale:
+      return;  // of a block, not of elements
   }
 }
 
@@ -224,7 +251,7 @@ bool Is(const OnePass& pass) {
     return false;
   }
   for (size_t i = 0; i < pass.operands.size(); ++i) {
-    if (pass.operands[i].is_bf16 || pass.operands[i].is_scalar != P::kScalars[i]) return false;
+    if (pass.operands[i].form != (P::kScalars[i] ? Form::kOne : Form::kF32)) return false;
   }
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     const Step &step = pass.steps[i], &known = P::kSteps[i];
@@ -232,7 +259,7 @@ bool Is(const OnePass& pass) {
     if (step.kind != known.kind || !std::equal(reads, reads + Reads(step.kind), knows)) return false;
   }
   for (size_t i = 0; i < pass.results.size(); ++i) {
-    if (pass.results[i].is_bf16 || pass.results[i].value != P::kResults[i] || pass.results[i].is_sum != P::kSums[i]) return false;
+    if (pass.results[i].value != P::kResults[i] || pass.results[i].form != (P::kSums[i] ? Form::kOne : Form::kF32)) return false;
   }
   return true;
 }
@@ -282,7 +309,8 @@ class Blocks {
     float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
     for (int64_t v = 0; v < values; ++v) here_.push_back(base + place[v] * kBlock), at_.push_back({here_[v], false});
     for (int64_t v = 0; v < values; ++v) {
-      if (v < operands_ ? pass.operands[v].is_scalar : IsConstant(v)) {
+      if (IsScale(v)) at_[v].is_one = true;
+      if (v < operands_ ? pass.operands[v].form == Form::kOne : IsConstant(v)) {
         const float one = v < operands_ ? *static_cast<const float*>(pass.operands[v].data) : FromBits(static_cast<uint32_t>(pass.steps[v - operands_].a));
         // Written out as well, for a result that is one of them.
         std::fill_n(here_[v], kBlock, one);
@@ -300,21 +328,36 @@ class Blocks {
         Value v[3];
         // What is not read is one number that is there.
         for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at_[move.reads[r]] : Value{here_[move.to], true};
-        Compute(move, v, here_[move.to]);
+        if (move.kind == StepKind::kScale) {
+          // Written out as well, as every result is.
+          const float floor = FromBits(static_cast<uint32_t>(pass_.steps[move.to - operands_].b));
+          std::fill_n(here_[move.to], kBlock, Scale(v[0], count, floor));
+        } else {
+          Compute(move, v, here_[move.to]);
+        }
       }
       Write(begin, count, lanes);
     }
   }
 
  private:
+  bool IsScale(int64_t v) const { return v >= operands_ && pass_.steps[v - operands_].kind == StepKind::kScale; }
+
   bool IsConstant(int64_t v) const { return v >= operands_ && pass_.steps[v - operands_].kind == StepKind::kConstant; }
 
   void Read(int64_t begin, int count) {
     for (int64_t v = 0; v < operands_; ++v) {
       const PassOperand& operand = pass_.operands[v];
-      if (operand.is_scalar) continue;
+      if (operand.form == Form::kOne) continue;
       float* here = here_[v];
-      if (operand.is_bf16) {
+      if (operand.form == Form::kBlocks) {
+        at_[v] = {static_cast<const float*>(operand.data) + begin / kBlock, true};
+      } else if (operand.form == Form::kCodes) {
+        const uint8_t* from = static_cast<const uint8_t*>(operand.data) + begin;
+        for (int i = 0; i < count; ++i) here[i] = from[i];
+        // Entries are looked up for all.
+        std::fill(here + count, here + kBlock, 0.0f);
+      } else if (operand.form == Form::kBf16) {
         const uint16_t* from = static_cast<const uint16_t*>(operand.data) + begin;
         if (count == kBlock) {
           for (int i = 0; i < kBlock; ++i) here[i] = FromBits(static_cast<uint32_t>(from[i]) << 16);
@@ -333,7 +376,12 @@ class Blocks {
   void Write(int64_t begin, int count, float* lanes) const {
     for (const PassResult& result : pass_.results) {
       const float* from = at_[result.value].at;
-      if (result.is_sum) {
+      if (result.form == Form::kBlocks) {
+        static_cast<float*>(result.data)[begin / kBlock] = *from;
+      } else if (result.form == Form::kCodes) {
+        uint8_t* to = static_cast<uint8_t*>(result.data) + begin;
+        for (int i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(from[i]));
+      } else if (result.form == Form::kOne) {
         float sum[kLanes];
         std::copy_n(lanes, kLanes, sum);
         int i = 0;
@@ -342,7 +390,7 @@ class Blocks {
         }
         for (int lane = 0; i + lane < count; ++lane) sum[lane] += from[i + lane];
         std::copy_n(sum, kLanes, lanes);
-      } else if (result.is_bf16) {
+      } else if (result.form == Form::kBf16) {
         uint16_t* to = static_cast<uint16_t*>(result.data) + begin;
         if (count == kBlock) {
           for (int i = 0; i < kBlock; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);

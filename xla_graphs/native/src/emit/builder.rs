@@ -5,19 +5,15 @@
 //! no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::shapes::{row_major, shape_proto};
-use super::{Error, barrier, collective, cudnn, kernels};
+use super::{Error, barrier, call, collective};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
-use xtrain_graphs::fused_attention::results;
-use xtrain_graphs::op::{
-    Binary, Comparison, DotDims, Never, Op, Reduction, ReplicaGroups, Scalar, Unary,
-};
+use xtrain_graphs::op::{Binary, Comparison, DotDims, Op, Reduction, ReplicaGroups, Scalar, Unary};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
-pub(super) fn build(graph: &Graph<Never>) -> Result<Vec<u8>, Error> {
+pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
     let module_error = |message: String| Error::Module {
         graph: graph.name.clone(),
         message,
@@ -102,9 +98,9 @@ impl Announce for XlaBuilder {
 
 /// Emits one node.
 struct Emitter<'a> {
-    graph: &'a Graph<Never>,
+    graph: &'a Graph,
     builder: &'a XlaBuilder,
-    node: &'a GraphNode<Never>,
+    node: &'a GraphNode,
     values: &'a [XlaOp],
 }
 
@@ -194,11 +190,9 @@ impl Emitter<'_> {
             }
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
             Op::DynamicUpdateSlice { dim } => self.dynamic_update_slice(*dim)?,
-            Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
+            Op::Call(call) => {
                 let (values, shapes) = self.operands();
-                let call = cudnn::instruction(op, &shapes)
-                    .ok_or_else(|| format!("`{}` has no call", op.name()))?;
-                self.instruction(&call, &values)?
+                self.instruction(&call::instruction(call, &shapes)?, &values)?
             }
             Op::GetTupleElement { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];
@@ -207,35 +201,14 @@ impl Emitter<'_> {
                     .iter()
                     .map(|&o| &self.graph.nodes[o as usize].shape)
                     .collect();
-                self.instruction(&part(&call.op, &shapes, *index, shape)?, &[x(0)])?
+                let part = match &call.op {
+                    Op::Call(call) => call::result(call.spec(), &shapes, *index, shape)?,
+                    op => return Err(format!("`{}` has no parts", op.name()).into()),
+                };
+                self.instruction(&part, &[x(0)])?
             }
-            Op::KernelMatmul(matmul) => {
-                let (values, shapes) = self.operands();
-                self.instruction(&kernels::matmul(matmul, &shapes), &values)?
-            }
-            Op::KernelAttention(attention) => {
-                let (values, shapes) = self.operands();
-                self.instruction(&kernels::attention(attention, &shapes), &values)?
-            }
-            Op::OnePass(pass) => {
-                let (values, shapes) = self.operands();
-                let call = kernels::one_pass(pass, &shapes)?;
-                self.instruction(&call, &values)?
-            }
-            Op::KernelCrossEntropy(part) => {
-                let (values, shapes) = self.operands();
-                let call = kernels::cross_entropy(*part, &self.node.shape, &shapes);
-                self.instruction(&call, &values)?
-            }
-            Op::KernelNorm(norm) => {
-                let (values, shapes) = self.operands();
-                self.instruction(&kernels::norm(norm, &shapes), &values)?
-            }
-            Op::KernelGelu(gelu) => {
-                let (values, shapes) = self.operands();
-                self.instruction(&kernels::gelu(gelu, &shapes), &values)?
-            }
-            Op::Composite(never) => match *never {},
+            Op::KernelCodes(_) => return Err(format!("`{}` is in no pass", op.name()).into()),
+            Op::Composite(_) => return Err(format!("`{}` is no primitive", op.name()).into()),
         })
     }
 
@@ -366,40 +339,6 @@ impl Emitter<'_> {
             &slice,
         )?)
     }
-}
-
-/// The instruction that reads a result of a call. A shape that is not the call's own is refused:
-/// nothing else would see it.
-fn part(
-    call: &Op<Never>,
-    operands: &[&Shape],
-    index: usize,
-    shape: &Shape,
-) -> Result<HloInstructionProto, String> {
-    let own = call.call_results();
-    let is_own = own.is_some();
-    let all = own.or_else(|| results(call, operands));
-    let all = all.ok_or_else(|| format!("`{}` has no parts", call.name()))?;
-    if all.get(index) != Some(shape) {
-        let found = all
-            .get(index)
-            .map_or("nothing".to_string(), Shape::to_string);
-        return Err(format!(
-            "result {index} of `{}` is {found}, not {shape}",
-            call.name()
-        ));
-    }
-    let laid_out = if is_own {
-        shape_proto(shape, &row_major(shape.rank()))
-    } else {
-        cudnn::result(shape)
-    };
-    Ok(HloInstructionProto {
-        opcode: "get-tuple-element".into(),
-        tuple_index: index as i64,
-        shape: Some(laid_out),
-        ..Default::default()
-    })
 }
 
 fn unary(op: Unary, x: &XlaOp) -> xla::Result<XlaOp> {

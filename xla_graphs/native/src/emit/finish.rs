@@ -16,7 +16,7 @@ use crate::proto::xla::{
 };
 use prost::Message;
 use xtrain_graphs::Graph;
-use xtrain_graphs::op::{Never, Op};
+use xtrain_graphs::op::Op;
 
 /// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for
 /// example).
@@ -87,7 +87,7 @@ fn place(instruction: &mut HloInstructionProto, memory: &str) -> Result<(), Stri
 }
 
 /// Rewrites the markers and writes the metadata of a module that `builder` made from `graph`.
-pub(super) fn finish(graph: &Graph<Never>, module: &[u8]) -> Result<HloModuleProto, String> {
+pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, String> {
     let mut module = HloModuleProto::decode(module)
         .map_err(|e| format!("XLA's own module cannot be decoded: {e}"))?;
     let entry = module.entry_computation_id;
@@ -172,7 +172,7 @@ fn unwrap(marker: &mut HloInstructionProto) -> Result<(), String> {
 }
 
 /// `graph/model.path/operation`; for an input its name.
-fn op_path(graph: &Graph<Never>, node: usize) -> String {
+fn op_path(graph: &Graph, node: usize) -> String {
     let Some(node) = graph.nodes.get(node) else {
         return format!("{}/outputs", graph.name);
     };

@@ -8,11 +8,10 @@
 
 mod barrier;
 mod builder;
+mod call;
 mod collective;
-mod cudnn;
 mod finish;
 mod ids;
-mod kernels;
 mod shapes;
 
 use prost::Message;
@@ -36,7 +35,7 @@ pub fn lower(graph: &[u8]) -> Result<Vec<u8>, String> {
     let lower = || -> Result<Vec<u8>, Error> {
         let graph = Graph::from_bytes(graph)?;
         graph.check()?;
-        let graph = graph.into_primitives()?;
+        graph.check_primitives()?;
         let module = builder::build(&graph)?;
         let module = finish::finish(&graph, &module).map_err(|message| Error::Finish {
             graph: graph.name.clone(),

@@ -1,7 +1,7 @@
 //! The table of gradient cases: one entry per operation or way of using it.
 
 use crate::support::{Rng, Value};
-use xtrain_graphs::op::{Attention, DotDims, F64, Gelu, KeyMask};
+use xtrain_graphs::op::{Attention, AttentionDropout, DotDims, F64, Gelu, KeyMask};
 use xtrain_graphs::{DType, Result, Tensor};
 
 /// Where a float argument's elements lie: away from the function's kinks and poles by more than the
@@ -541,7 +541,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
             attention(
                 rng,
                 Attention {
-                    dropout: Some(F64::new(0.4)),
+                    dropout: Some(AttentionDropout::by_mask(0.4)),
                     ..plain()
                 },
                 1.0,
@@ -574,7 +574,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
                 causal: true,
                 window: [None, Some(3)][rng.int(0, 1)],
                 key_mask: KeyMask::Before,
-                dropout: [None, Some(F64::new(0.3))][rng.int(0, 1)],
+                dropout: [None, Some(AttentionDropout::by_mask(0.3))][rng.int(0, 1)],
                 soft_cap: [None, Some(F64::new(0.7))][rng.int(0, 1)],
                 ..plain()
             };
@@ -592,7 +592,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
         }),
         ("attention, everything", |rng| {
             let window = Some(rng.int(1, 3) as u32);
-            let dropout = Some(F64::new(0.3));
+            let dropout = Some(AttentionDropout::by_mask(0.3));
             attention(
                 rng,
                 Attention {
@@ -652,8 +652,8 @@ fn attention_of(
         KeyMask::Keys => arguments.push(Argument::Mask(vec![b, s], visible)),
         KeyMask::Before => arguments.push(Argument::Starts([b, t])),
     }
-    if let Some(rate) = attributes.dropout {
-        arguments.push(Argument::Mask(vec![b, h, t, s], 1.0 - rate.get()));
+    if let Some(dropout) = attributes.dropout {
+        arguments.push(Argument::Mask(vec![b, h, t, s], 1.0 - dropout.rate.get()));
     }
     let function = move |x: &[Tensor]| {
         let key_mask = attributes.key_mask.is_some().then(|| &x[3]);

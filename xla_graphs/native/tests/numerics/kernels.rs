@@ -5,7 +5,8 @@ use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use std::path::Path;
 use std::process::Command;
 use xtrain_graphs::op::{
-    Attention, Comparison, CpuKernel, DotDims, F64, KeyMask, MatmulStart, MatmulSums, Op,
+    Attention, AttentionDropout, Comparison, CpuKernel, DotDims, F64, KernelAttention,
+    KernelMatmul, KeyMask, MatmulStart, MatmulSums, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, DropoutRng, Graph, Target, Tensor, backward, passes};
 
@@ -23,10 +24,14 @@ pub fn is_here(kernel: CpuKernel) -> bool {
     xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0
 }
 
+fn is_matmul(op: &Op) -> bool {
+    op.call::<KernelMatmul>().is_some()
+}
+
 fn calls(graph: &Graph, kernels: CpuKernels) -> Vec<Op> {
     let lowered = passes::lower(graph, Target::Cpu(kernels)).unwrap();
     let all = lowered.nodes.into_iter().map(|node| node.op);
-    all.filter(|op| matches!(op, Op::KernelMatmul(_) | Op::Dot { .. } | Op::Transpose(_)))
+    all.filter(|op| is_matmul(op) || matches!(op, Op::Dot { .. } | Op::Transpose(_)))
         .collect()
 }
 
@@ -126,7 +131,7 @@ fn kernels_agree_with_xla_for_every_order_of_dimensions() {
             let graph = trace(&arguments, |_, x| Ok(vec![case.record(x, low, result)?])).unwrap();
             taken += calls(&graph, kernels)
                 .iter()
-                .filter(|op| matches!(op, Op::KernelMatmul(_)))
+                .filter(|op| is_matmul(op))
                 .count();
             let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
             let want = compile_for(&graph, Target::CPU).run(&arguments);
@@ -172,7 +177,7 @@ fn what_stands_around_a_dot_goes_into_its_call() {
         ])
     })
     .unwrap();
-    assert!(matches!(calls(&graph, kernels)[..], [Op::KernelMatmul(_)]));
+    assert!(matches!(&calls(&graph, kernels)[..], [op] if is_matmul(op)));
     assert_eq!(calls(&graph, CpuKernels::default()).len(), 3);
     // A small one stays XLA's.
     let small = [
@@ -214,10 +219,7 @@ fn a_bias_has_its_gradient_from_the_call_of_its_weights() {
             })
             .unwrap();
             let sums: Vec<_> = (calls(&graph, kernels).into_iter())
-                .filter_map(|op| match op {
-                    Op::KernelMatmul(call) => call.sums,
-                    _ => None,
-                })
+                .filter_map(|op| op.call::<KernelMatmul>()?.sums)
                 .collect();
             let wanted = if is_turned {
                 MatmulSums::Rows
@@ -275,9 +277,10 @@ fn a_bias_is_what_the_sums_begin_with() {
         })
         .unwrap();
         let calls = calls(&graph, kernels);
-        let [Op::KernelMatmul(call)] = &calls[..] else {
+        let [op] = &calls[..] else {
             panic!("{calls:?}");
         };
+        let call: &KernelMatmul = op.call().unwrap();
         let given = if is_read_twice { DType::F32 } else { dtype };
         assert_eq!((call.start, call.shape.dtype), (MatmulStart::Bias, given));
         let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
@@ -385,9 +388,7 @@ fn logits_of_a_long_batch_are_sixteen_blocks() {
     .unwrap();
     let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
     let blocks = lowered.nodes.iter().filter(|node| {
-        matches!(node.op, Op::KernelMatmul(_))
-            && node.shape.dims[0] > 32
-            && node.shape.dims[1] == vocabulary
+        is_matmul(&node.op) && node.shape.dims[0] > 32 && node.shape.dims[1] == vocabulary
     });
     let sizes: Vec<usize> = blocks.map(|node| node.shape.dims[0]).collect();
     assert_eq!(sizes.len(), 16, "{sizes:?}");
@@ -453,7 +454,7 @@ fn the_sum_of_rows_is_a_matmul() {
         })
         .unwrap();
         let found = calls(&graph, kernels);
-        let taken = found.iter().any(|op| matches!(op, Op::KernelMatmul(_)));
+        let taken = found.iter().any(is_matmul);
         assert_eq!(taken, is_call, "{dims:?} {summed:?}");
         let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
         let want = compile_for(&graph, Target::CPU).run(&arguments);
@@ -481,10 +482,9 @@ fn the_sum_of_matmuls_is_one_array() {
     for turn in [&turned as &dyn Fn(Tensor) -> _, &Ok] {
         let graph = trace(&arguments, |_, x| Ok(vec![sum(x, turn)?])).unwrap();
         let calls = calls(&graph, kernels);
-        let starts = calls.iter().map(|op| match op {
-            Op::KernelMatmul(call) => call.start,
-            _ => panic!("{calls:?}"),
-        });
+        let starts = calls
+            .iter()
+            .map(|op| op.call::<KernelMatmul>().unwrap().start);
         let wanted = [MatmulStart::Zero, MatmulStart::Result];
         assert_eq!(starts.collect::<Vec<MatmulStart>>(), wanted);
         let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
@@ -621,8 +621,7 @@ fn sweep_of_shapes() {
         ] {
             let arguments = [values(&mut rng, stored, &a), values(&mut rng, stored, &b)];
             let graph = trace(&arguments, |_, x| Ok(vec![case.record(x, low, low)?])).unwrap();
-            let is_call = |op: &Op| matches!(op, Op::KernelMatmul(_));
-            if !calls(&graph, kernels).iter().any(is_call) {
+            if !calls(&graph, kernels).iter().any(is_matmul) {
                 continue;
             }
             let programs = [Target::CPU, Target::Cpu(kernels)].map(|to| compile_for(&graph, to));
@@ -675,7 +674,7 @@ fn attentions() -> Vec<(Attention, [usize; 6])> {
         key_mask: KeyMask::Keys,
         ..plain
     };
-    let dropping = Some(F64::new(0.2));
+    let dropping = Some(AttentionDropout::by_mask(0.2));
     let packed = Attention {
         key_mask: KeyMask::Before,
         ..causal
@@ -747,15 +746,14 @@ fn attention_graph(
     let [mask, key] = &x[x.len() - 2..] else {
         unreachable!()
     };
-    let keep = match of.dropout {
-        Some(rate) => DropoutRng::keyed(key.clone()).keep_mask(&[b, h, t, s], rate.get())?,
-        None => None,
-    };
+    let rate = of.dropout.map_or(0.0, |dropout| dropout.rate.get());
+    let (dropout, key) = DropoutRng::keyed(key.clone()).of_attention(rate).unzip();
+    let of = Attention { dropout, ..of };
     let out = q.attention(
         &k,
         &v,
         of.key_mask.is_some().then_some(mask),
-        keep.as_ref(),
+        key.as_ref(),
         of,
     )?;
     let weights = q.trace().iota(DType::F32, &[d], 0)?.cos()?;
@@ -809,14 +807,11 @@ fn attention_by_a_call_is_attention() {
             let lowered = passes::lower(&graph, Target::Cpu(kernels)).unwrap();
             let calls = |is: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| is(&n.op)).count();
             assert_eq!(
-                calls(|op| matches!(op, Op::KernelAttention(_))),
+                calls(|op| op.call::<KernelAttention>().is_some()),
                 2,
                 "{of:?}"
             );
-            assert_eq!(
-                calls(|op| matches!(op, Op::Dot { .. } | Op::KernelMatmul(_))),
-                0
-            );
+            assert_eq!(calls(|op| matches!(op, Op::Dot { .. }) || is_matmul(op)), 0);
             // The gradients of columns of one array are written there.
             assert_eq!(calls(|op| matches!(op, Op::Pad { .. })), 0);
             let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);

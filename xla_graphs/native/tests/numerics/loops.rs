@@ -3,7 +3,9 @@
 
 use crate::kernels::{is_here, values};
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
-use xtrain_graphs::op::{Gelu, KernelCrossEntropy, KernelNormPart, Op};
+use xtrain_graphs::op::{
+    CallSet, Gelu, KernelCrossEntropy, KernelGelu, KernelNorm, KernelNormPart, OnePass, Op,
+};
 use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 
 /// What an optimizer does: moments, a weight in f32 and its copy in bf16, a gradient in bf16 that is
@@ -12,7 +14,7 @@ use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 fn an_update_in_one_pass_is_the_update() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(7);
@@ -39,8 +41,10 @@ fn an_update_in_one_pass_is_the_update() {
         .unwrap();
         let lowered = passes::lower(&graph, target).unwrap();
         lowered.check().unwrap();
-        let is_pass = |op: &Op| matches!(op, Op::OnePass(_));
-        let passes = lowered.nodes.iter().filter(|node| is_pass(&node.op));
+        let passes = lowered
+            .nodes
+            .iter()
+            .filter_map(|node| node.op.call::<OnePass>());
         // The norm; the moments and the change with its norm; the weights.
         assert_eq!(passes.count(), 3, "{dims:?}");
         let got = compile_for(&graph, target).run(&arguments);
@@ -64,7 +68,7 @@ fn an_update_in_one_pass_is_the_update() {
 fn cross_entropy_by_calls_is_cross_entropy() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        cross_entropy: true,
+        calls: CallSet::only::<KernelCrossEntropy>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(29);
@@ -98,12 +102,10 @@ fn cross_entropy_by_calls_is_cross_entropy() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls: Vec<&Op> = (lowered.nodes.iter().map(|node| &node.op))
-                .filter(|op| matches!(op, Op::KernelCrossEntropy(_)))
-                .collect();
-            let gradient = Op::KernelCrossEntropy(KernelCrossEntropy::Gradient(dtype));
-            let sums = Op::KernelCrossEntropy(KernelCrossEntropy::LogSumExp);
-            assert_eq!(calls, [&sums, &gradient]);
+            let calls = lowered.nodes.iter().filter_map(|node| node.op.call());
+            let calls: Vec<&KernelCrossEntropy> = calls.collect();
+            let gradient = KernelCrossEntropy::Gradient(dtype);
+            assert_eq!(calls, [&KernelCrossEntropy::LogSumExp, &gradient]);
             let got = compile_for(&graph, target).run(&arguments);
             let want = compile_for(&graph, Target::CPU).run(&arguments);
             assert_close(&got[0].numbers(), &want[0].numbers(), 2e-6);
@@ -121,7 +123,7 @@ fn cross_entropy_by_calls_is_cross_entropy() {
 fn norms_by_calls_are_norms() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        norm: true,
+        calls: CallSet::only::<KernelNorm>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(31);
@@ -156,10 +158,7 @@ fn norms_by_calls_are_norms() {
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
             let parts: Vec<KernelNormPart> = (lowered.nodes.iter())
-                .filter_map(|node| match &node.op {
-                    Op::KernelNorm(call) => Some(call.part),
-                    _ => None,
-                })
+                .filter_map(|node| Some(node.op.call::<KernelNorm>()?.part))
                 .collect();
             let forward = KernelNormPart::Forward(dtype);
             assert_eq!(parts, [forward, KernelNormPart::Backward]);
@@ -182,10 +181,7 @@ fn norms_by_calls_are_norms() {
 #[test]
 fn norms_add_up_what_stands_around_them() {
     xtrain_xla::register_kernels();
-    let target = Target::Cpu(CpuKernels {
-        norm: true,
-        ..CpuKernels::best(is_here)
-    });
+    let target = Target::Cpu(CpuKernels::best(is_here));
     let mut rng = Rng(41);
     let [rows, width] = [300, 160];
     for dtype in [DType::F32, DType::BF16] {
@@ -212,10 +208,11 @@ fn norms_add_up_what_stands_around_them() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls = lowered.nodes.iter().filter_map(|node| match &node.op {
-                Op::KernelNorm(call) => Some((call.adds, call.narrows)),
-                _ => None,
-            });
+            let calls = lowered
+                .nodes
+                .iter()
+                .filter_map(|node| node.op.call::<KernelNorm>());
+            let calls = calls.map(|call| (call.adds, call.narrows));
             let is_low = dtype == DType::BF16;
             let forward = [(false, false), (true, false)];
             let wanted = [forward, [(false, is_low), (true, is_low)]].concat();
@@ -238,7 +235,7 @@ fn norms_add_up_what_stands_around_them() {
 fn gelu_by_calls_is_gelu() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        gelu: true,
+        calls: CallSet::only::<KernelGelu>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(37);
@@ -263,13 +260,11 @@ fn gelu_by_calls_is_gelu() {
             .unwrap();
             let lowered = passes::lower(&graph, target).unwrap();
             lowered.check().unwrap();
-            let calls = lowered.nodes.iter().filter_map(|node| match &node.op {
-                Op::KernelGelu(call) => {
-                    let read = node.operands.iter().map(|&x| &lowered.nodes[x as usize]);
-                    let read: Vec<DType> = read.map(|node| node.shape.dtype).collect();
-                    Some((read, call.shape.dtype, call.is_gradient))
-                }
-                _ => None,
+            let calls = lowered.nodes.iter().filter_map(|node| {
+                let call = node.op.call::<KernelGelu>()?;
+                let read = node.operands.iter().map(|&x| &lowered.nodes[x as usize]);
+                let read: Vec<DType> = read.map(|node| node.shape.dtype).collect();
+                Some((read, call.shape.dtype, call.is_gradient))
             });
             let wanted = [(vec![dtype], dtype, false), (vec![dtype; 2], dtype, true)];
             assert_eq!(calls.collect::<Vec<_>>(), wanted);
@@ -290,7 +285,7 @@ fn gelu_by_calls_is_gelu() {
 #[test]
 fn values_of_one_array_are_made_together() {
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(9);
@@ -311,10 +306,11 @@ fn values_of_one_array_are_made_together() {
     .unwrap();
     let lowered = passes::lower(&graph, target).unwrap();
     lowered.check().unwrap();
-    let passes = lowered.nodes.iter().filter_map(|node| match &node.op {
-        Op::OnePass(pass) => Some(pass.results.len()),
-        _ => None,
-    });
+    let passes = lowered
+        .nodes
+        .iter()
+        .filter_map(|node| node.op.call::<OnePass>());
+    let passes = passes.map(|pass| pass.results.len());
     assert_eq!(passes.collect::<Vec<usize>>(), [2, 2]);
     xtrain_xla::register_kernels();
     let got = compile_for(&graph, target).run(&arguments);
@@ -330,7 +326,7 @@ fn values_of_one_array_are_made_together() {
 fn what_stands_before_a_barrier_is_computed_once() {
     xtrain_xla::register_kernels();
     let target = Target::Cpu(CpuKernels {
-        one_pass: true,
+        calls: CallSet::only::<OnePass>(),
         ..CpuKernels::default()
     });
     let mut rng = Rng(8);
@@ -349,7 +345,7 @@ fn what_stands_before_a_barrier_is_computed_once() {
     let lowered = passes::lower(&graph, target).unwrap();
     lowered.check().unwrap();
     let count = |wanted: fn(&Op) -> bool| lowered.nodes.iter().filter(|n| wanted(&n.op)).count();
-    assert_eq!(count(|op| matches!(op, Op::OnePass(_))), 1);
+    assert_eq!(count(|op| op.call::<OnePass>().is_some()), 1);
     assert_eq!(count(|op| *op == Op::Barrier), 1);
     let got = compile_for(&graph, target).run(&arguments);
     let want = compile_for(&graph, Target::CPU).run(&arguments);

@@ -1,7 +1,7 @@
 //! Composites: GELU, layer norm, cross entropy, attention.
 
 use crate::support::{Rng, Value, assert_close, evaluate, reference};
-use xtrain_graphs::op::{Attention, F64, Gelu, KeyMask};
+use xtrain_graphs::op::{Attention, AttentionDropout, F64, Gelu, KeyMask};
 use xtrain_graphs::{DType, Tensor, backward};
 
 #[test]
@@ -165,7 +165,9 @@ fn attention(
             },
             soft_cap: attributes.soft_cap.map(F64::get),
             dropout: &|ti, si| match (attributes.dropout, keep) {
-                (Some(rate), Some(keep)) => keep[(head * t + ti) * s + si] / (1.0 - rate.get()),
+                (Some(dropout), Some(keep)) => {
+                    keep[(head * t + ti) * s + si] / (1.0 - dropout.rate.get())
+                }
                 _ => 1.0,
             },
         };
@@ -196,7 +198,7 @@ fn attention_with_each_mask() {
     let keep: Vec<f64> = (0..2 * 2 * 4 * 4)
         .map(|_| f64::from(u8::from(rng.bool(0.7))))
         .collect();
-    let dropout = Some(F64::new(0.3));
+    let dropout = Some(AttentionDropout::by_mask(0.3));
     attention(plain, 3, 5, None, None);
     let capped = Attention {
         soft_cap: Some(F64::new(0.5)),

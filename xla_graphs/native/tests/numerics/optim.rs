@@ -26,6 +26,7 @@ fn info(dims: &[usize]) -> ParameterInfo<'_> {
     ParameterInfo {
         dims,
         is_hidden_matrix: dims.len() == 2,
+        is_embedding: false,
     }
 }
 

@@ -68,16 +68,16 @@ fn record(layers: usize) -> Result<Graph> {
             heads(normed.matmul(&weight)?)
         };
         let (q, k, v) = (projection("q")?, projection("k")?, projection("v")?);
-        let keep = random.keep_mask(&[BATCH, HEADS, TOKENS, TOKENS], 0.1)?;
+        let (dropout, key) = random.of_attention(0.1).unzip();
         let attributes = Attention {
             scale: F64::new(0.5),
             causal: true,
             window: Some(3),
             key_mask: KeyMask::Keys,
-            dropout: Some(F64::new(0.1)),
+            dropout,
             soft_cap: None,
         };
-        let mixed = q.attention(&k, &v, Some(&key_mask), keep.as_ref(), attributes)?;
+        let mixed = q.attention(&k, &v, Some(&key_mask), key.as_ref(), attributes)?;
         drop(_scope);
         x = x.add(
             &mixed
@@ -119,6 +119,7 @@ fn record(layers: usize) -> Result<Graph> {
             info: ParameterInfo {
                 dims: tensor.dims(),
                 is_hidden_matrix: tensor.rank() == 2,
+                is_embedding: false,
             },
             parameter: tensor,
             gradient,

@@ -6,9 +6,12 @@ use super::shapes::{Resize, padded, reshaped, sliced};
 use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::nn::block_codes::BLOCK;
+use crate::nn::dropout::attention_mask;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
 use crate::op::{
-    AttentionOperand, Binary, Comparison, Composite, DotDims, NormOperand, Op, Reduction, Unary,
+    Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, BlockCodes,
+    Comparison, Composite, DotDims, NormOperand, Op, Reduction, Unary,
 };
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -97,8 +100,11 @@ impl Partitioner<'_> {
             Op::Dot { dims, dtype, .. } => self.dot(dims, *dtype, operands, shapes)?,
             Op::TakeRows => self.take_rows(operands, shapes)?,
             Op::ScatterAddRows => self.scatter_add_rows(node, operands)?,
-            Op::Composite(Composite::Attention(_) | Composite::AttentionGrad { .. }) => {
-                self.attention(op, operands, shapes)?
+            Op::Composite(Composite::Attention(of)) => {
+                self.attention(of, None, operands, shapes)?
+            }
+            Op::Composite(Composite::AttentionGrad { of, operand }) => {
+                self.attention(of, Some(*operand), operands, shapes)?
             }
             Op::Composite(Composite::CrossEntropy { ignore }) => {
                 self.cross_entropy(*ignore, operands, shapes)?
@@ -109,12 +115,46 @@ impl Partitioner<'_> {
             Op::Composite(Composite::Norm(_) | Composite::NormGrad { .. }) => {
                 self.norm(op, operands, shapes)?
             }
+            Op::Composite(Composite::BlockCodes(part)) => {
+                self.block_codes(part, operands, shapes)?
+            }
             _ => None,
         };
         match divided {
             Some(part) => Ok(part),
             None => self.on_replicated(op, operands),
         }
+    }
+
+    /// An array with a scale for each block, where shards hold whole blocks.
+    fn block_codes(
+        &self,
+        part: &BlockCodes,
+        operands: &[Shard],
+        shapes: &[&Shape],
+    ) -> Result<Option<Shard>> {
+        let Some(found) = operands[0].spec() else {
+            return Ok(None);
+        };
+        let parts = self.replicas * found.blocks;
+        let run = shapes[0].dims[found.dim..].iter().product::<usize>() / parts;
+        let blocks = match part {
+            BlockCodes::Scales { dims, .. } => dims,
+            BlockCodes::Decode(_) | BlockCodes::Encode(_) => &shapes[1].dims,
+        };
+        let divides = |size: &usize| size.is_multiple_of(parts);
+        if !run.is_multiple_of(BLOCK) || !blocks.get(found.dim).is_some_and(divides) {
+            return Ok(None);
+        }
+        let mut local = part.clone();
+        if let BlockCodes::Scales { dims, .. } = &mut local {
+            dims[found.dim] /= self.replicas;
+        }
+        self.elementwise(
+            &Op::Composite(Composite::BlockCodes(local)),
+            operands,
+            shapes,
+        )
     }
 
     fn record(&self, op: &Op, operands: &[Tensor]) -> Result<Tensor> {
@@ -455,7 +495,13 @@ impl Partitioner<'_> {
 
     /// By heads, which every operand has in dimension 1 but for the mask over keys. Where replicas
     /// outnumber the key and value heads, several of them have copies of one.
-    fn attention(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
+    fn attention(
+        &self,
+        of: &Attention,
+        gradient: Option<AttentionOperand>,
+        operands: &[Shard],
+        shapes: &[&Shape],
+    ) -> Result<Option<Shard>> {
         let heads = shard(1);
         let by_heads = operands
             .iter()
@@ -472,24 +518,54 @@ impl Partitioner<'_> {
         if !by_heads || !self.divides(shapes[0], heads) {
             return Ok(None);
         }
-        let locals = operands.iter().zip(shapes).enumerate();
-        let locals = locals.map(|(index, (part, shape))| match shape.rank() {
-            4 if copies > 1 && (index == 1 || index == 2) => {
-                let copied = repeat_heads(&self.to_replicated(part)?, self.replicas)?;
-                let copied = Shard::replicated(copied);
-                let shape = copied.local.shape().clone();
-                self.to_sharded(&copied, heads, &shape)
+        let pairs: Vec<(&Shard, &Shape)> = operands.iter().zip(shapes.iter().copied()).collect();
+        let x = of.operands(&pairs, gradient.is_some());
+        let x = x.expect("the shape rule has seen the operands");
+        let by_head = |(part, shape): (&Shard, &Shape)| self.to_sharded(part, heads, shape);
+        let of_whole = |whole: Tensor| {
+            let shape = whole.shape().clone();
+            self.to_sharded(&Shard::replicated(whole), heads, &shape)
+        };
+        let of_kv_head = |kv: (&Shard, &Shape)| match copies {
+            1 => by_head(kv),
+            _ => of_whole(repeat_heads(&self.to_replicated(kv.0)?, self.replicas)?),
+        };
+        let [q, k] = [x.q.1, x.k.1].map(|shape| &shape.dims);
+        // Replicas draw the mask of all heads, of which each has its own.
+        let dropped = |operand: (&Shard, &Shape)| match of.dropout {
+            Some(dropout) if dropout.is_drawn => {
+                let (key, dims) = (self.to_replicated(operand.0)?, [q[0], q[1], q[2], k[2]]);
+                of_whole(attention_mask(&key, &dims, dropout)?)
             }
-            4 => self.to_sharded(part, heads, shape),
-            _ => self.to_replicated(part),
-        });
-        let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
+            _ => by_head(operand),
+        };
+        let locals = AttentionOperands {
+            q: by_head(x.q)?,
+            k: of_kv_head(x.k)?,
+            v: of_kv_head(x.v)?,
+            key_mask: x
+                .key_mask
+                .map(|mask| self.to_replicated(mask.0))
+                .transpose()?,
+            dropout: x.dropout.map(dropped).transpose()?,
+            dy: x.dy.map(by_head).transpose()?,
+        };
+        let is_drawn = false;
+        let of = Attention {
+            dropout: of.dropout.map(|dropout| AttentionDropout {
+                is_drawn,
+                ..dropout
+            }),
+            ..*of
+        };
+        let op = match gradient {
+            None => Composite::Attention(of),
+            Some(operand) => Composite::AttentionGrad { of, operand },
+        };
+        let local = self.record(&Op::Composite(op), &locals.list())?;
         let of_kv = matches!(
-            op,
-            Op::Composite(Composite::AttentionGrad {
-                operand: AttentionOperand::Key | AttentionOperand::Value,
-                ..
-            })
+            gradient,
+            Some(AttentionOperand::Key | AttentionOperand::Value)
         );
         if copies > 1 && of_kv {
             let all = local.all_gather(self.groups(), 1)?;

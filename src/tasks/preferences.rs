@@ -1,44 +1,55 @@
-//! Direct preference optimization, as TRL's DPOTrainer prepares it: pairs of a chosen and a rejected
-//! answer. With ORPO's loss no reference is needed.
+//! What is learned from answers: direct preference optimization, reward models and Kahneman-Tversky
+//! optimization, as TRL's DPOTrainer, RewardTrainer and KTOTrainer prepare them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
 use xtrain_graphs::Tensor;
-use xtrain_models::{HeadKind, Objective, OddsRatio, Predictions, Preference};
+use xtrain_models::{HeadKind, Kto, Objective, OddsRatio, Predictions, Preference, Reward};
 
-use super::answers::AnswerSettings;
+use super::answers::{AnswerSettings, Form};
 use super::{Context, Length, Task};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
 use xtrain_data::{HostLabels, LabelMap, Recipe, Result};
 use xtrain_trainer::evaluate::Metrics;
 
-/// Preference optimization.
+/// Learning from answers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DpoDataSettings {
-    /// The pairs.
+pub struct PreferenceDataSettings {
+    /// Pairs of answers, or single ones that are good or bad.
     pub answers: AnswerSettings,
     /// What is learned from them.
-    pub loss: DpoLoss,
+    pub loss: PreferenceLoss,
 }
 
-/// What is learned from pairs.
+/// What is learned from answers.
 #[derive(Clone, Debug, PartialEq)]
-pub enum DpoLoss {
-    /// Losses of pairs against a reference.
+pub enum PreferenceLoss {
+    /// `dpo`: losses of pairs against a reference.
     Pairs(Preference),
-    /// ORPO's, which has none.
+    /// `dpo` with ORPO's loss, which needs no reference.
     OddsRatio(OddsRatio),
+    /// `reward`: the first of a pair is to score higher.
+    Reward(Reward),
+    /// `kto`: good and bad answers.
+    Kto(Kto),
 }
 
-impl Task for DpoDataSettings {
+impl Task for PreferenceDataSettings {
     fn name(&self) -> &'static str {
-        "dpo"
+        match self.loss {
+            PreferenceLoss::Pairs(_) | PreferenceLoss::OddsRatio(_) => "dpo",
+            PreferenceLoss::Reward(_) => "reward",
+            PreferenceLoss::Kto(_) => "kto",
+        }
     }
 
     fn pipeline_tag(&self) -> &'static str {
-        "text-generation"
+        match self.loss {
+            PreferenceLoss::Reward(_) => "text-classification",
+            _ => "text-generation",
+        }
     }
 
     fn source(&self) -> &SourceSettings {
@@ -58,13 +69,18 @@ impl Task for DpoDataSettings {
     }
 
     fn head(&self, _labels: Option<&LabelMap>) -> HeadKind {
-        HeadKind::CausalLm
+        match self.loss {
+            PreferenceLoss::Reward(_) => HeadKind::REGRESSION,
+            _ => HeadKind::CausalLm,
+        }
     }
 
     fn objective(&self, _labels: Option<&LabelMap>, _smoothing: f64) -> Arc<dyn Objective> {
         match &self.loss {
-            DpoLoss::Pairs(preference) => Arc::new(preference.clone()),
-            DpoLoss::OddsRatio(orpo) => Arc::new(orpo.clone()),
+            PreferenceLoss::Pairs(preference) => Arc::new(preference.clone()),
+            PreferenceLoss::OddsRatio(orpo) => Arc::new(orpo.clone()),
+            PreferenceLoss::Reward(reward) => Arc::new(reward.clone()),
+            PreferenceLoss::Kto(kto) => Arc::new(kto.clone()),
         }
     }
 
@@ -78,7 +94,15 @@ impl Task for DpoDataSettings {
 
     fn stream_key(&self, context: &Context) -> String {
         let padding = &self.answers.padding;
-        format!("dpo {} {padding:?}", self.answers.set_key(context))
+        let key = self.answers.set_key(context);
+        format!("{} {key} {padding:?}", self.name())
+    }
+
+    fn batch_key(&self) -> Option<String> {
+        let Form::Judged { compared } = self.answers.form else {
+            return None;
+        };
+        compared.map(|batch| format!("compared in batches of {batch}"))
     }
 
     fn splits_at_random(&self) -> bool {
@@ -91,7 +115,7 @@ impl Task for DpoDataSettings {
 }
 
 /// No metric besides what the objective measures.
-pub(super) struct Measured;
+struct Measured;
 
 impl Metrics for Measured {
     fn record(&self, _predictions: &Predictions) -> xtrain_models::Result<Option<Tensor>> {
