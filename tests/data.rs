@@ -51,6 +51,7 @@ fn train_dataset(
     let context = Context {
         tokenizer: tokenizer.clone(),
         length,
+        vocabulary: 1 << 16,
         labels: None,
         quiet: true,
         spaces_words: false,

@@ -83,6 +83,7 @@ fn train_set(
     let context = Context {
         tokenizer: tokenizer.clone(),
         length,
+        vocabulary: 1 << 16,
         labels: labels.map(|map| RunLabels {
             map: map.clone(),
             given: false,

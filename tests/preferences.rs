@@ -358,6 +358,7 @@ fn rows_of_text_equal_trl() {
             let context = Context {
                 tokenizer,
                 length: case["max_length"].as_u64().unwrap_or(1024) as usize,
+                vocabulary: 1 << 16,
                 labels: None,
                 quiet: true,
                 spaces_words: false,

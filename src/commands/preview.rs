@@ -128,7 +128,7 @@ fn texts(ids: &[u32], tokenizer: &Tokenizer) -> Vec<String> {
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap_or_default();
     let mut texts = Vec::with_capacity(ids.len());
     // The first token of those whose text is not whole yet.
-    let mut from = 0;
+    let mut from = 0_usize;
     for end in 1..=ids.len() {
         // The token before it shows whether a space stands between.
         let before = from.saturating_sub(1);

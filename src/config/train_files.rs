@@ -12,7 +12,8 @@ use xtrain_hub::{self as hub, DatasetFiles};
 /// Puts the files of a folder, and files without their weights, in the place of what was named.
 pub fn apply(flags: &mut Flags) {
     match &flags.train_file[..] {
-        [one] if one.is_dir() => {
+        // A model's directory is none of data.
+        [one] if one.is_dir() && !one.join("config.json").is_file() => {
             let dir = one.clone();
             folder(flags, &dir);
         }
@@ -76,7 +77,8 @@ fn weighted(path: &Path) -> (PathBuf, Option<&str>) {
         return whole;
     };
     // An address with a port is no file with a weight.
-    let is_host = remote::is_url(path) && !remote::is_url(Path::new(file));
+    let in_host = file.split_once("://").map(|(_, rest)| !rest.contains('/'));
+    let is_host = remote::is_url(path) && in_host != Some(false);
     if weight.parse::<f64>().is_err() || is_host || file.is_empty() {
         return whole;
     }

@@ -289,9 +289,10 @@ impl TaskData {
             quiet: run.quiet(),
             spaces_words: model.info().spaces_words,
         };
-        let fitted = match run.train.flags.trains() {
-            true => plan.fitted(&context),
-            false => Ok(None),
+        let fitted = if run.train.flags.trains() {
+            plan.fitted(&context)
+        } else {
+            Ok(None)
         };
         if let Some((fitted, note)) = fitted.map_err(failed("looking at the examples"))? {
             say(&format!("note: {note}"));

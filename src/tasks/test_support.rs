@@ -14,7 +14,7 @@ pub fn context(
     Context {
         tokenizer: tokenizer.clone(),
         length,
-        vocabulary: 1 << 20,
+        vocabulary: 1 << 16,
         labels: labels.map(|map| RunLabels {
             map: map.clone(),
             given: named.is_some(),

@@ -302,9 +302,12 @@ impl ExampleFile {
                 refused => bad(refused.to_string()),
             })
         };
-        let restored = |text: String| match keeps_reasoning {
-            true => text.replace(KEPT, REASONING_END),
-            false => text,
+        let restored = |text: String| {
+            if keeps_reasoning {
+                text.replace(KEPT, REASONING_END)
+            } else {
+                text
+            }
         };
         let write = |turns: &[Message], asks: bool| render(turns, asks).map(|it| restored(it.text));
         let rendered = render(turns, false)?;

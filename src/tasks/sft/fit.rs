@@ -33,9 +33,10 @@ fn by_lengths(
 ) -> (SftDataSettings, String) {
     let longest = lengths.iter().copied().max().unwrap_or(cap);
     // Of further ones nobody knows how long they are.
-    let length = match all {
-        true => longest.next_power_of_two().max(SHORTEST).min(cap),
-        false => cap,
+    let length = if all {
+        longest.next_power_of_two().max(SHORTEST).min(cap)
+    } else {
+        cap
     };
     let kept: Vec<usize> = lengths.iter().map(|tokens| length.min(*tokens)).collect();
     let tokens: usize = kept.iter().sum();
@@ -66,12 +67,9 @@ fn by_lengths(
         )
     };
     let count = lengths.len();
-    let found = match all {
-        true => format!("all {count} examples have"),
-        false => format!("the first {count} examples have"),
-    };
+    let which = if all { "all" } else { "the first" };
     let note = format!(
-        "chosen by the data: max_seq_length {length} ({found} up to {longest} tokens), {how}; --max_seq_length, --packing and \
+        "chosen by the data: max_seq_length {length} ({which} {count} examples have up to {longest} tokens), {how}; --max_seq_length, --packing and \
          --pad_to_bucket choose otherwise"
     );
     let fitted = SftDataSettings {

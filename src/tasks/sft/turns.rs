@@ -121,11 +121,8 @@ impl Conversation<'_> {
         if self.whole.starts_with(with_it) {
             return Some(with_it.len());
         }
-        // What ends every text.
-        let without = with_it
-            .strip_suffix(self.end)
-            .filter(|_| !self.end.is_empty());
-        if let Some(without) = without.filter(|text| self.whole.starts_with(text)) {
+        let without = self.without_end(with_it);
+        if self.whole.starts_with(without) {
             return Some(without.len());
         }
         // The last turn ends with a mark of its own.
@@ -137,6 +134,11 @@ impl Conversation<'_> {
         let open = open.filter(|open| *open >= start)?;
         let mark = |text: &str| Some(text.get(open..)?.find('>')? + 1);
         (open + mark(with_it)? == with_it.len()).then_some(open + mark(self.whole)?)
+    }
+
+    /// A text without what ends every text.
+    fn without_end<'t>(&self, text: &'t str) -> &'t str {
+        text.strip_suffix(self.end).unwrap_or(text)
     }
 
     /// The text in which each of the assistant's turns is as the template writes it where it is the last
@@ -244,15 +246,22 @@ impl Conversation<'_> {
         let mut few = [&self.turns[..HEAD], &self.turns[seam..turn]].concat();
         let messages_to_before = HEAD + before - seam + 1;
         let write = |messages: &[Message], asks: bool| (self.write)(messages, asks).ok();
-        let to_before = write(&few[..messages_to_before], false)?.len();
+        let before = write(&few[..messages_to_before], false)?;
         let asks = self.opening(&few).ok()?;
+        let to_before = if asks.starts_with(&before) {
+            before.len()
+        } else {
+            self.without_end(&before).len()
+        };
         few.push(self.turns[turn].clone());
         let with_it = write(&few, false)?;
         let rest = &self.whole[end..];
-        let fits =
-            rest.starts_with(asks.get(to_before..)?) && rest.starts_with(with_it.get(to_before..)?);
-        let length = |bytes: usize| bytes.checked_sub(to_before);
-        let place = end + length(asks.len())?..end + length(with_it.len())?;
+        let mut tail = with_it.get(to_before..)?;
+        if !rest.starts_with(tail) {
+            tail = self.without_end(tail);
+        }
+        let fits = rest.starts_with(asks.get(to_before..)?) && rest.starts_with(tail);
+        let place = end + asks.len().checked_sub(to_before)?..end + tail.len();
         (fits && place.start <= place.end).then_some(place)
     }
 
