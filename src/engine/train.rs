@@ -58,7 +58,7 @@ impl Run {
         interrupt: Option<&Interrupt>,
         hooks: Vec<Box<dyn Hook>>,
     ) -> Result<Outcome, Error> {
-        let (length, schedule) = self.begin_training()?;
+        let (length, schedule) = self.settle()?;
         let data = TrainingData::of(self)?;
         let identity = self.identity(&data, &length, &schedule);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
@@ -246,7 +246,7 @@ impl Run {
     }
 
     /// Cleans up, adds what the run is compared with, and decides its length.
-    fn begin_training(&mut self) -> Result<(RunLength, Schedule), Error> {
+    fn settle(&mut self) -> Result<(RunLength, Schedule), Error> {
         if ProcessGroup::this_writes() {
             clean_output_dir(&self.plan.train.output_dir)
                 .map_err(failed("cleaning up after a killed run"))?;

@@ -108,8 +108,8 @@ pub trait Task: Debug + Send + Sync {
     /// The length that was asked for is too short, or more than the model's positions.
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
 
-    /// The task as it suits its training files, and what is said of it, where the user left that to the
-    /// data.
+    /// The task with the settings that suit its training files, and the note on them, where the user left
+    /// these to the data.
     ///
     /// # Errors
     /// An example cannot be read or encoded.

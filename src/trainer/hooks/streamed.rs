@@ -24,7 +24,7 @@ pub struct Check {
     pub pace: Pace,
     /// The step whose state it is.
     pub step: u64,
-    /// What is said of the last good checkpoint.
+    /// The sentence on the last good checkpoint.
     pub kept: String,
 }
 

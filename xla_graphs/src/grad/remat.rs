@@ -258,8 +258,7 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
     }
 }
 
-/// Each parameter that is held in few bits: from what replicas hold of it to its values as they are
-/// multiplied.
+/// Each parameter in few bits: from the part of each replica to the values that are multiplied.
 fn mark_dequantized(inner: &Inner, first: u32, end: usize) -> Vec<Option<u32>> {
     let mut regions = vec![None; end];
     let mut next = first;

@@ -113,9 +113,9 @@ impl<O: Optimizer> EightBit<O> {
     /// Whether the moments of a parameter are in 8 bits.
     fn encodes(&self, parameter: ParameterInfo) -> bool {
         let elements: usize = parameter.dims.iter().product();
-        elements >= LEAST_ELEMENTS
-            && !(self.library.keeps_embeddings && parameter.is_embedding)
-            && !(self.library.keeps_remainders && !elements.is_multiple_of(BLOCK))
+        let is_divided = elements.is_multiple_of(BLOCK) || !self.library.keeps_remainders;
+        let is_kept = self.library.keeps_embeddings && parameter.is_embedding;
+        elements >= LEAST_ELEMENTS && is_divided && !is_kept
     }
 }
 
