@@ -108,7 +108,7 @@ pub trait Task: Debug + Send + Sync {
     /// The length that was asked for is too short, or more than the model's positions.
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
 
-    /// The task as it suits its training files, and what is said of it, where the user left that to the
+    /// The task as it suits its training files, and the note about it, where the user left that to the
     /// data.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ const LITTLE: f64 = 0.1;
 const MUCH: f64 = 0.25;
 const ROWS: usize = 256;
 
-/// The settings by the tokens of each of the first examples, and what is said of them; `all`: there are no
+/// The settings by the tokens of each of the first examples, and the note about them; `all`: there are no
 /// further ones. `cap` is the length if nothing else decides it.
 fn by_lengths(
     settings: &SftDataSettings,
@@ -86,7 +86,7 @@ fn by_lengths(
     (fitted, note)
 }
 
-/// The settings as they suit the first examples of the training files, and what is said of them.
+/// The settings as they suit the first examples of the training files, and the note about it.
 ///
 /// # Errors
 /// An example cannot be read or encoded.
