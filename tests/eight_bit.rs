@@ -20,6 +20,9 @@ use xtrain_graphs::{DType, Shape};
 /// In units of the learning rate, in ordinary blocks.
 const WEIGHTS: f64 = 1e-3;
 
+/// Relative: bitsandbytes has 1 - beta2 in float32, torch in float64, which is 1.3e-5 apart.
+const SCALES: f32 = 5e-5;
+
 /// A parameter that is updated by gradients from outside.
 struct Parameter {
     session: Session,
@@ -180,7 +183,7 @@ fn follow(dir: &Path) {
                 for block in range.start / 256..range.end.div_ceil(256) {
                     let (found, wanted) = (found_scales[block], scales[block]);
                     assert!(
-                        (found - wanted).abs() <= 1e-5 * wanted,
+                        (found - wanted).abs() <= SCALES * wanted,
                         "{name} step {k}: scale {block}"
                     );
                 }
@@ -279,9 +282,11 @@ fn state_takes_a_quarter_of_the_memory() {
         ));
         run.succeeded();
         let plan: Value = serde_json::from_str(run.stdout.trim()).unwrap();
-        plan["graphs"][0]["argument_bytes"]
+        let graphs = plan["graphs"].as_array().unwrap();
+        let train = graphs.iter().find(|graph| graph["name"] == "train");
+        train.unwrap_or_else(|| panic!("{plan}"))["argument_bytes"]
             .as_f64()
-            .unwrap_or_else(|| panic!("{plan}"))
+            .unwrap()
     };
     let saved = planned("adamw_torch") - planned("adamw_bnb_8bit");
     let elements = 2.0 * 12.0 * 64.0 * 64.0;

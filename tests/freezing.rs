@@ -11,7 +11,6 @@ use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::device;
 use xtrain::trainer::feed::{BatchShape, abstract_batch};
-use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::{OptimizerSettings, WeightStorage};
 use xtrain::trainer::step::{Phase, TrainStep, placements};
 use xtrain_graphs::op::Op;
@@ -50,8 +49,9 @@ pub(crate) fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec
     )
     .with_precision(Precision::Bf16);
     let parameters = step.parameters().iter();
-    let parameters =
-        parameters.map(|p| (p.name.clone(), parameter_shape(p, step.storage().weights())));
+    let parameters = parameters
+        .flat_map(|p| p.arrays(step.storage().weights()))
+        .map(|array| (array.name, array.shape));
     let extra = step.extra_state(true).into_iter();
     let state: HashMap<String, Shape> = parameters
         .chain(extra.map(|state| (state.name, state.shape)))

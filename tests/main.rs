@@ -46,6 +46,7 @@ mod preference_training;
 mod preferences;
 mod processes;
 mod push;
+mod quantized;
 mod regression;
 mod rendezvous;
 mod report;

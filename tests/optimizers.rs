@@ -58,10 +58,7 @@ fn meshes(kind: OptimizerKind) -> &'static [(&'static str, usize, &'static str)]
 /// The model's width: matrices of a layer are in 8 bits from 4096 numbers on. On a tensor axis of two some keep
 /// their blocks whole, and some do not.
 fn width(kind: OptimizerKind) -> usize {
-    match kind.name.contains("8bit") {
-        true => 64,
-        false => 32,
-    }
+    if kind.name.contains("8bit") { 64 } else { 32 }
 }
 
 fn train(bench: &Bench, kind: OptimizerKind, dir: &str, rows: usize, flags: &str) {

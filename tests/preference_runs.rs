@@ -262,7 +262,7 @@ fn kl_is_of_all_replicas(bench: &Bench) {
     let row = |i: usize| {
         let answer = [" It is red.", " It is not blue."][i % 2];
         let prompt = format!("What is thing {}?", i * 37 % 101);
-        json!({"prompt": prompt, "completion": answer, "label": i % 2 == 0}).to_string() + "\n"
+        json!({"prompt": prompt, "completion": answer, "label": true}).to_string() + "\n"
     };
     let rows: String = (0..48).map(row).collect();
     fs::write(bench.path("turns.jsonl"), rows).unwrap();

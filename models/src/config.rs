@@ -2,6 +2,7 @@
 //! written back unchanged.
 
 use crate::error::{Error, Result};
+use crate::quantization::Quantization;
 use serde_json::{Map, Value};
 
 /// transformers' `attribute_map`: settings that a family's configuration calls otherwise than most
@@ -22,6 +23,8 @@ pub struct Config {
     values: Map<String, Value>,
     source: String,
     names: AttributeMap,
+    /// How the model's matrices are to be held, which no file says.
+    quantization: Option<Quantization>,
 }
 
 impl Config {
@@ -31,7 +34,21 @@ impl Config {
             values,
             source: source.into(),
             names: &[],
+            quantization: None,
         }
+    }
+
+    /// The same for a model whose matrices are held in few bits, if this says how.
+    pub fn quantized(self, quantization: Option<Quantization>) -> Self {
+        Config {
+            quantization,
+            ..self
+        }
+    }
+
+    /// How the model's matrices are held; `None`: as all other parameters.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.quantization
     }
 
     /// The same, to be read by the usual names.
@@ -103,6 +120,7 @@ impl Config {
             values,
             source: self.source.clone(),
             names: &[],
+            quantization: self.quantization,
         }
     }
 
@@ -316,7 +334,7 @@ impl Config {
         if self.get("quantization_config").is_some() {
             return Err(self.unsupported(
                 "quantization_config",
-                "quantized checkpoints cannot be trained",
+                "a model that was saved quantized is not read; name the one that it was quantized from, with --load_in_4bit or --load_in_8bit",
             ));
         }
         match self.get("pruned_heads").and_then(Value::as_object) {

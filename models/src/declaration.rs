@@ -4,6 +4,7 @@
 use crate::axis::Axis;
 use crate::error::{Error, Result};
 use crate::parameter::{Init, ParameterSet, ParameterSpec};
+use crate::quantization::{Quantization, QuantizedMatrix};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use xtrain_graphs::flops::{RecordedFlops, recorded};
@@ -52,6 +53,29 @@ pub(crate) struct Declaration {
 }
 
 impl Declaration {
+    /// Notes which parameters are held in few bits, and that those are not trained: the matrices of all linear
+    /// layers but the one that gives the model's outputs, those that are another module's too, and those that
+    /// an adapter trains whole.
+    pub fn quantize(&mut self, of: Quantization) {
+        let layers = self.linears.iter();
+        let layers = layers.filter(|layer| !layer.is_embedding && !layer.is_output);
+        for layer in layers.filter(|layer| !layer.is_tied) {
+            let name = format!("{}.weight", layer.name);
+            let mut parameters = self.parameters.iter_mut();
+            let matrix = parameters.find(|parameter| parameter.name == name);
+            let is_own = |matrix: &&mut ParameterSpec| {
+                matrix.aliases.is_empty() && matrix.set != ParameterSet::Adapter
+            };
+            if let Some(matrix) = matrix.filter(is_own) {
+                matrix.trained = false;
+                matrix.quantized = Some(QuantizedMatrix {
+                    of,
+                    is_conv1d: layer.is_conv1d,
+                });
+            }
+        }
+    }
+
     /// See [`crate::Model::step_flops`]: the backward pass computes two matmuls for each of the forward
     /// pass.
     pub fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
@@ -258,6 +282,7 @@ impl Recorder {
                     aliases: Vec::new(),
                     set: ParameterSet::Policy,
                     trained: true,
+                    quantized: None,
                 };
                 requests.parameters.push((spec, tensor.clone()));
                 tensor

@@ -46,6 +46,9 @@ fn record(model: &dyn Model) -> Result<Declaration> {
         let parameters = declaration.parameters.iter_mut();
         parameters.for_each(|parameter| adapter.mark(parameter));
     }
+    if let Some(quantization) = info.config.quantization() {
+        declaration.quantize(quantization);
+    }
     Ok(declaration)
 }
 

@@ -49,6 +49,11 @@ pub enum Error {
         heads: usize,
         legal: String,
     },
+    /// A matrix in blocks of 4 bits that go on from row to row.
+    #[error(
+        "`{name}` {dims:?} in 4 bits: devices of a tensor axis cannot hold parts of a matrix whose rows are no whole blocks of 64 values;          use --load_in_8bit, or --shard_parallel or --data_parallel in place of --tensor_parallel"
+    )]
+    QuantizedRows { name: String, dims: Vec<usize> },
     /// An objective asks for something that the batch is not fed.
     #[error("the batch is not fed `{name}`; it has {}", known.join(", "))]
     NoSuchFeed {

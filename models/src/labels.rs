@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2};
 
 /// What is to be predicted of a batch, on the host; -100 where nothing is, among numbers
-/// [`crate::IGNORED_NUMBER`].
+/// [`IGNORED_NUMBER`](crate::IGNORED_NUMBER).
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostLabels {
     /// `s32[B, T]`: a label for each token; of a causal language model before the shift.

@@ -45,6 +45,7 @@ mod names;
 mod objective;
 mod parameter;
 mod preference;
+mod quantization;
 mod reward;
 mod roberta;
 mod rotary;
@@ -75,6 +76,7 @@ pub use objective::{
 };
 pub use parameter::{Init, ParameterSet, ParameterSpec, StoredName};
 pub use preference::{AnswerLogProbs, Divergence, OddsRatio, PairLoss, Preference, REFERENCE};
+pub use quantization::{HeldArray, Quantization, QuantizedMatrix};
 pub use reward::Reward;
 pub use tensor_parallel::tensor_shard_specs;
 pub use weights::{Weight, Weights};

@@ -1,7 +1,9 @@
 //! What is known of a parameter before there are values.
 
 use crate::axis::Axis;
+use crate::quantization::{HeldArray, QuantizedMatrix};
 use xtrain_graphs::optim::ParameterInfo;
+use xtrain_graphs::{DType, Shape};
 
 /// How a new parameter starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +86,8 @@ pub struct ParameterSpec {
     /// Whether training changes it. Only such a parameter has a gradient, optimizer state and
     /// further copies, and only its state is exchanged, saved and resumed.
     pub trained: bool,
+    /// How it is held, if in few bits; such a parameter is not trained.
+    pub quantized: Option<QuantizedMatrix>,
 }
 
 impl ParameterSpec {
@@ -102,6 +106,26 @@ impl ParameterSpec {
     /// Whether this is its name or one of its [aliases](ParameterSpec::aliases).
     pub fn answers_to(&self, name: &str) -> bool {
         self.names().any(|own| own == name)
+    }
+
+    /// The arrays that hold it where values have this type, the one of its own name first.
+    pub fn arrays(&self, dtype: DType) -> Vec<HeldArray> {
+        match self.quantized {
+            Some(quantized) => quantized.arrays(&self.name, &self.dims),
+            None => vec![HeldArray {
+                name: self.name.clone(),
+                shape: Shape::new(dtype, self.dims.clone()),
+                along: (0..self.dims.len()).collect(),
+            }],
+        }
+    }
+
+    /// What each of its dimensions consists of, of which devices can hold parts; nothing where none can.
+    pub fn units(&self) -> Vec<usize> {
+        match self.quantized {
+            Some(quantized) => quantized.units(&self.dims),
+            None => self.dims.clone(),
+        }
     }
 
     /// What an optimizer knows of it.

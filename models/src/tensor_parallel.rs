@@ -38,8 +38,15 @@ pub fn tensor_shard_specs(model: &dyn Model, degree: usize) -> Result<HashMap<St
             }
         }
         let blocks = axis.blocks();
+        let units = parameter.units();
+        if units.is_empty() {
+            return Err(Error::QuantizedRows {
+                name: parameter.name.clone(),
+                dims: parameter.dims.clone(),
+            });
+        }
         if axis != Axis::Vocab && !axis.has_grouped_heads() {
-            sizes.push(parameter.dims[dim] / blocks);
+            sizes.push(units[dim] / blocks);
         }
         specs.insert(parameter.name.clone(), ShardSpec { dim, blocks });
     }

@@ -8,10 +8,11 @@ use crate::axis::Axis;
 use crate::declaration::{AdaptableModule, Recorder};
 use crate::error::{Error, Result};
 use crate::lora::Adapter;
-use crate::parameter::Init;
+use crate::parameter::{Init, ParameterSpec};
+use crate::quantization::QuantizedMatrix;
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::{DropoutRng, ScopeGuard, Tensor, Trace};
+use xtrain_graphs::{DType, DropoutRng, ScopeGuard, Tensor, Trace};
 
 /// A parameter as a recorded step has it.
 #[derive(Clone)]
@@ -27,16 +28,48 @@ pub enum Weight {
         /// The replicas that hold one parameter together.
         groups: Arc<[Vec<u32>]>,
     },
+    /// Held in few bits; its values are computed where it is used, in each place by itself.
+    Quantized {
+        /// The codes.
+        codes: Box<Weight>,
+        /// What belongs to them, in the order of [`ParameterSpec::arrays`].
+        others: Vec<Weight>,
+        /// How codes stand for values.
+        matrix: QuantizedMatrix,
+        /// The parameter's sizes.
+        dims: Vec<usize>,
+        /// The type that values are rounded to.
+        dtype: DType,
+    },
     /// One for each stage of a pipeline that uses it, by the stage.
     OfStages(Vec<(usize, Weight)>),
 }
 
 impl Weight {
+    /// A parameter of the arrays that hold it ([`ParameterSpec::arrays`]), in their order.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(parameter: &ParameterSpec, mut arrays: Vec<Weight>, dtype: DType) -> Weight {
+        let first = arrays.remove(0);
+        match parameter.quantized {
+            None => first,
+            Some(matrix) => Weight::Quantized {
+                codes: Box::new(first),
+                others: arrays,
+                matrix,
+                dims: parameter.dims.clone(),
+                dtype,
+            },
+        }
+    }
+
     /// What the step holds of it, in the order of stages.
     pub fn held(&self) -> Vec<&Tensor> {
         match self {
             Weight::Whole(whole) => vec![whole],
             Weight::Sharded { shard, .. } => vec![shard],
+            Weight::Quantized { codes, .. } => codes.held(),
             Weight::OfStages(weights) => weights
                 .iter()
                 .flat_map(|(_, weight)| weight.held())
@@ -44,7 +77,7 @@ impl Weight {
         }
     }
 
-    /// The whole; where it has to be gathered, not before `after` is there.
+    /// The whole; where it has to be gathered or dequantized, not before `after` is there.
     fn whole(&self, after: Option<&Tensor>) -> Result<Tensor> {
         match (self, after) {
             (Weight::Whole(whole), _) => Ok(whole.clone()),
@@ -52,6 +85,25 @@ impl Weight {
                 Ok(shard.after(after)?.all_gather(groups, *dim)?)
             }
             (Weight::Sharded { shard, dim, groups }, None) => Ok(shard.all_gather(groups, *dim)?),
+            (
+                Weight::Quantized {
+                    codes,
+                    others,
+                    matrix,
+                    dims,
+                    dtype,
+                },
+                after,
+            ) => {
+                let codes = match (&**codes, after) {
+                    (Weight::Whole(codes), Some(after)) => codes.after(after)?,
+                    (codes, after) => codes.whole(after)?,
+                };
+                let _scope = codes.trace().clone().scope("dequantize");
+                let others = others.iter().map(|other| other.whole(after));
+                let others = others.collect::<Result<Vec<Tensor>>>()?;
+                Ok(matrix.matrix(dims, &codes, &others, *dtype)?)
+            }
             (Weight::OfStages(weights), _) => {
                 let (first, weight) = weights.first().expect("a stage at least");
                 let stage = weight.held()[0].trace().stage().unwrap_or(*first);

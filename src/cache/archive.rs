@@ -220,7 +220,7 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
 
 /// Bytes of an entry, at most. A tar file may announce any size, and one with holes need not take up
 /// that much itself.
-pub(super) const LARGEST: u64 = 4 << 30;
+const LARGEST: u64 = 4 << 30;
 
 /// Bytes of a measurement, at most; XLA's have some hundred.
 const KERNEL: u64 = 1 << 20;

@@ -3,7 +3,6 @@
 //! a signature before it, and only signed entries are taken: what is loaded is native code. Nothing
 //! that such a store does stops a run: after its first failure it is left alone, with one line.
 
-use super::archive::LARGEST;
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
 use super::store::{Claim, EntryStore, Listed, is_id};
@@ -30,6 +29,9 @@ const EFFORT: Effort = Effort {
     retries: 2,
     retry_timeout: Duration::from_secs(20),
 };
+
+/// Bytes of an entry, at most: as many as one answer may have.
+const LARGEST: u64 = 1 << 30;
 
 /// Between two signs of life of a host that compiles, and two looks at it.
 const RENEWAL: Duration = Duration::from_secs(20);

@@ -38,6 +38,12 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         let count = exact(trained_count(model));
         table.pair("trained", format!("{count} ({})", run.loaded.trained));
     }
+    if let Some(quantization) = model.config().quantization() {
+        let parameters = model.parameters().into_iter();
+        let held = parameters.filter(|parameter| parameter.quantized.is_some());
+        let held: u64 = held.map(|parameter| parameter.elements() as u64).sum();
+        table.pair("quantized", format!("{}: {quantization}", exact(held)));
+    }
     if let Some(adapter) = model.adapter() {
         let count = exact(trained_count(model));
         table.pair("trained", format!("{count}: {adapter}"));

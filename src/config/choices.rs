@@ -7,6 +7,7 @@ use xtrain_data::mixture::Stopping;
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
+use xtrain_graphs::op::CodeBook;
 use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::{AdapterBias, HeadKind, MODEL_TYPES, has_head};
 use xtrain_parallel::PipelineSchedule;
@@ -332,6 +333,8 @@ listed! {
     ModelType = model_types;
     /// Which of a model's biases are trained with an adapter.
     AdapterBiases = |_| AdapterBias::ALL.map(|(name, _)| name).to_vec();
+    /// What codes of 4 bits stand for.
+    QuantTypes = |_| vec![CodeBook::Nf4.name(), CodeBook::Fp4.name()];
     NeuronModelType = |_| neuron::MODEL_TYPES.to_vec();
     NeuronOptlevel = |_| neuron::OPTLEVELS.to_vec();
     NeuronAutoCast = |_| neuron::AUTO_CASTS.to_vec();

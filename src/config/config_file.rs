@@ -24,7 +24,7 @@ pub fn read(mut flags: Flags) -> Flags {
     flags
 }
 
-/// What `eval` and `predict` remember of a model's training, in its directory: a settings file.
+/// What `eval`, `predict` and `generate` remember of a model's training, in its directory: a settings file.
 pub const DATA_SETTINGS_FILE: &str = "data_settings.json";
 
 /// How a training run read its data: columns, lengths, settings of its tokenizer.
@@ -48,11 +48,20 @@ const REMEMBERED: &[&str] = &[
     "whole_word_mask",
 ];
 
+/// How a training run held the model that its adapter was trained on.
+const QUANTIZATION: &[&str] = &[
+    "load_in_4bit",
+    "load_in_8bit",
+    "bnb_4bit_quant_type",
+    "use_bnb_nested_quant",
+];
+
 /// Whether an evaluation by this command does as the model's training did. Of the tasks that have losses to
 /// choose from, sft alone has one for all evaluations of a model: those of preferences are named anew.
 fn is_remembered(name: &str, command: CommandName) -> bool {
     let is_sft = command.task() == Some(TaskName::Sft);
-    REMEMBERED.contains(&name) && (name != "loss_type" || is_sft)
+    let is_of_data = REMEMBERED.contains(&name) && command != CommandName::Generate;
+    QUANTIZATION.contains(&name) || is_of_data && (name != "loss_type" || is_sft)
 }
 
 /// Adds what the model's training was given of its data to the settings of an evaluation or a
@@ -60,7 +69,7 @@ fn is_remembered(name: &str, command: CommandName) -> bool {
 pub fn recall(flags: &mut Flags) {
     if !matches!(
         flags.command,
-        CommandName::Eval(_) | CommandName::Predict(_)
+        CommandName::Eval(_) | CommandName::Predict(_) | CommandName::Generate
     ) {
         return;
     }
@@ -78,8 +87,13 @@ pub fn recall(flags: &mut Flags) {
     };
     // Another task brings columns of its own.
     let names_task = flags.task_name.is_given() || flags.tag_task.is_given();
+    let is_given = |name: &&str| flags.typed.0.contains_key(*name);
+    let is_quantized = QUANTIZATION.iter().any(is_given);
     let mut seen = Seen::new();
     for entry in entries {
+        if is_quantized && QUANTIZATION.contains(&&*entry.key) {
+            continue;
+        }
         let is_taken = lookup::find(&entry.key, flags.command).is_some_and(Flag::is_built);
         let is_remembered = is_remembered(&entry.key, flags.command);
         if !is_taken || !is_remembered || (names_task && entry.key.ends_with("_column_name")) {
@@ -109,7 +123,7 @@ impl Flags {
     /// its data; `None` if that is nothing.
     pub fn data_settings(&self) -> Option<(String, Vec<u8>)> {
         let typed = &self.typed.0;
-        let names = REMEMBERED.iter();
+        let names = REMEMBERED.iter().chain(QUANTIZATION);
         let names = names.filter(|name| is_remembered(name, self.command));
         let given = names.filter_map(|name| {
             let text = typed.get(name)?.as_str();

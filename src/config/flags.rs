@@ -421,6 +421,15 @@ Adapters {
     rank_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
     /// The same of lora_alpha
     alpha_pattern: Option<NumbersByName>, TRAIN | BENCH, shapes graphs;
+    /// Hold the matrices of linear layers in 4 bits, quantized while they are loaded, as QLoRA; they are not
+    /// trained
+    load_in_4bit: bool = "false", READING | GENERATE | BENCH, shapes graphs;
+    /// The same in 8 bits: integers with a factor for each output
+    load_in_8bit: bool = "false", READING | GENERATE | BENCH, shapes graphs;
+    /// With load_in_4bit: what codes stand for, quantiles of a normal distribution (nf4) or small floats (fp4)
+    bnb_4bit_quant_type: QuantTypes = "nf4", READING | GENERATE | BENCH, shapes graphs;
+    /// With load_in_4bit: quantize the factors of blocks, too (double quantization)
+    use_bnb_nested_quant: bool = "false", READING | GENERATE | BENCH, alias "bnb_4bit_use_double_quant", shapes graphs;
 }
 Optimizer {
     /// Optimizer (the adamw names all mean AdamW with decoupled weight decay)
@@ -964,6 +973,8 @@ TRAIN_EVAL {
     lora_task_type: ANYWAY, "what the adapter is for follows from the task";
     ensure_weight_tying: FALSE, "not built yet: one adapter for tied weights";
     init_lora_weights: only(&["", "true"]), "an adapter starts as PEFT's do by default: A uniform, B zero";
+    bnb_4bit_compute_dtype: ANYWAY, "matmuls of quantized layers have the precision of all others: that of bf16, fp16 or torch_dtype";
+    bnb_4bit_quant_storage: ANYWAY, "codes are always kept as bytes";
 }
 LANGUAGE_MODELS {
     do_predict: FALSE, "only classifiers predict; see also `xtrain generate`";

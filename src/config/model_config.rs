@@ -23,6 +23,9 @@ impl ModelSource {
         let (ModelSource::Pretrained { model_type, .. } | ModelSource::Scratch { model_type, .. }) =
             self;
         is_of_type(&config, *model_type)?;
+        let (ModelSource::Pretrained { quantization, .. }
+        | ModelSource::Scratch { quantization, .. }) = self;
+        config = config.quantized(*quantization);
         if let ModelSource::Pretrained {
             adapter: Some(adapter),
             ..

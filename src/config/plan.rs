@@ -11,7 +11,7 @@ use xtrain_cache::CacheSettings;
 use xtrain_graphs::DType;
 use xtrain_hub::HubSettings;
 use xtrain_launch::LaunchSettings;
-use xtrain_models::LoraConfig;
+use xtrain_models::{LoraConfig, Quantization};
 use xtrain_parallel::Mesh;
 use xtrain_report::records::LogFormat;
 use xtrain_report::scaling::Fixed;
@@ -80,6 +80,8 @@ pub enum ModelSource {
         adapter: Option<PathBuf>,
         /// The `--model_type` that was given: another one in `config.json` is an error.
         model_type: Option<&'static str>,
+        /// How its matrices are held.
+        quantization: Option<Quantization>,
     },
     /// Random weights.
     Scratch {
@@ -90,6 +92,8 @@ pub enum ModelSource {
         /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names
         /// and types are the model's to check.
         overrides: Vec<(String, serde_json::Value)>,
+        /// As of [`ModelSource::Pretrained`].
+        quantization: Option<Quantization>,
     },
 }
 

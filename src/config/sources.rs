@@ -13,8 +13,9 @@ use xtrain_data::LabelMap;
 use xtrain_data::mixture::Mixture;
 use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::{PaddingSettings, SourceSettings, TableSettings};
+use xtrain_graphs::op::CodeBook;
 use xtrain_graphs::optim::ScheduleType;
-use xtrain_models::preset_name;
+use xtrain_models::{Quantization, preset_name};
 use xtrain_tasks::answers::{AnswerSettings, Form};
 use xtrain_tasks::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, PreferenceDataSettings, PreferenceLoss,
@@ -35,12 +36,28 @@ pub fn model(flags: &Flags) -> Option<ModelSource> {
             directory,
             adapter: flags.adapter_name_or_path.clone(),
             model_type: *flags.model_type,
+            quantization: quantization(flags),
         });
     }
     Some(ModelSource::Scratch {
         config: config_source(flags.config_name.as_deref(), *flags.model_type)?,
         model_type: *flags.model_type,
         overrides: flags.config_overrides.clone().unwrap_or_default(),
+        quantization: quantization(flags),
+    })
+}
+
+/// How the matrices of the model are held; `None`: as its other parameters.
+fn quantization(flags: &Flags) -> Option<Quantization> {
+    let book = match *flags.bnb_4bit_quant_type {
+        _ if *flags.load_in_8bit => CodeBook::Int8,
+        _ if !*flags.load_in_4bit => return None,
+        "fp4" => CodeBook::Fp4,
+        _ => CodeBook::Nf4,
+    };
+    Some(Quantization {
+        book,
+        is_nested: book != CodeBook::Int8 && *flags.use_bnb_nested_quant,
     })
 }
 

@@ -460,6 +460,7 @@ fn check(
         directory: plan.output_dir.clone(),
         adapter: None,
         model_type: None,
+        quantization: None,
     };
     let logits = |loaded: &LoadedModel, is_off: bool| -> Result<Vec<f32>, Error> {
         let origin = origin("merge", &*loaded.model, &[]);

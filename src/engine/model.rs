@@ -308,7 +308,7 @@ impl LoadedModel {
         Ok(())
     }
 
-    /// Refuses a model whose weights alone, in f32 and shared by all processes, are more than this
+    /// Refuses a model whose weights alone, in f32 or few bits and shared by all processes, are more than this
     /// machine's memory, before anything is compiled or allocated for it.
     ///
     /// # Errors
@@ -319,7 +319,10 @@ impl LoadedModel {
         };
         let parameters = parameter_count(&*self.model);
         let processes = ProcessGroup::joined().map_or(1, |group| group.rank_info().world);
-        let needed = parameters.saturating_mul(4) / processes as u64;
+        let arrays = self.model.parameters().into_iter();
+        let arrays = arrays.flat_map(|parameter| parameter.arrays(DType::F32));
+        let all: u64 = arrays.map(|array| array.shape.bytes() as u64).sum();
+        let needed = all / processes as u64;
         if needed <= memory {
             return Ok(());
         }
@@ -380,6 +383,9 @@ impl LoadedModel {
         let mut hasher = hash::HashingWriter::new(std::io::sink());
         let mut add = |bytes: &[u8]| hasher.write_all(bytes).expect("a sink takes everything");
         add(config.as_bytes());
+        if let Some(quantization) = self.model.config().quantization() {
+            add(format!("{quantization}\n").as_bytes());
+        }
         match &self.weights {
             Some((weights, _)) => {
                 let mut tensors: Vec<_> = weights.iter().collect();

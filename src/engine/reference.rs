@@ -193,6 +193,8 @@ impl Run {
             directory: directory.to_path_buf(),
             adapter: None,
             model_type: None,
+            // Its parameters take the places of the policy's.
+            quantization: self.loaded.model.config().quantization(),
         };
         let own = &*self.loaded.model;
         let read = ModelConfig::read(&source, Some(&self.tokenizer))?;

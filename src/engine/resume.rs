@@ -267,9 +267,14 @@ pub fn note_trained(run: &mut TrainingState, loaded: &LoadedModel) {
             for key in ["base_model_name_or_path", "lora_dropout"] {
                 config.remove(key);
             }
-            let settings = json!([frozen, config]).to_string();
-            frozen = hash::sha256(settings.as_bytes())[..16].to_string();
             by = adapter.to_string();
+            let mut settings = vec![json!(frozen), json!(config)];
+            if let Some(quantization) = loaded.model.config().quantization() {
+                by = format!("{by} of a model in {quantization}");
+                settings.push(quantization.to_string().into());
+            }
+            let settings = json!(settings).to_string();
+            frozen = hash::sha256(settings.as_bytes())[..16].to_string();
         }
         let noted = json!({ "by": by, "frozen": frozen });
         run.extra.insert(TRAINED.into(), noted);

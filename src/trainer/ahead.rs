@@ -5,7 +5,6 @@ use super::devices::matmul_peak;
 use super::error::Result;
 use super::evaluate::{self, Metrics, RowNumbers, reference_variant};
 use super::feed::{BatchShape, abstract_batch, graph_name};
-use super::session::parameters::parameter_shape;
 use super::session::replicas;
 use super::session::{Recording, Session};
 use super::step::{Phase, TrainStep};
@@ -107,7 +106,8 @@ impl Ahead<'_, '_> {
         let parameters = step
             .parameters()
             .iter()
-            .map(|p| (p.name.clone(), parameter_shape(p, step.storage().of(p))));
+            .flat_map(|p| p.arrays(step.storage().of(p)))
+            .map(|array| (array.name, array.shape));
         let extra = step
             .extra_state(accumulates)
             .into_iter()

@@ -84,10 +84,21 @@ pub fn placements(
         .flat_map(|p| in_stages(p).into_iter().map(move |held| (p, held)))
     {
         let ParameterState { kept, sum } = of_parameter(parameter, &name);
+        let arrays: Vec<(String, Vec<usize>)> = parameter
+            .arrays(DType::F32)
+            .into_iter()
+            .map(|array| match (stages, stage) {
+                (Some(stages), Some(stage)) => {
+                    let held = stages.held_name(&parameter.name, &array.name, stage);
+                    (held, array.along)
+                }
+                _ => (array.name, array.along),
+            })
+            .collect();
         if let Some(stage) = stage {
             let kept = kept.iter().map(|(name, _)| name);
             kept.chain(&sum)
-                .chain([&name])
+                .chain(arrays.iter().map(|(name, _)| name))
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
         // What is sharded with the parameter's dimension, each with the dimension that this is of it.
@@ -97,8 +108,11 @@ pub fn placements(
                 .filter_map(move |(name, state)| Some((name.clone(), of(&state.along)?)))
         };
         let all_along = |dim: usize| {
-            let beside = sum.iter().chain([&name]);
-            kept_along(dim).chain(beside.map(move |name| (name.clone(), dim)))
+            let of = move |along: &[usize]| along.iter().position(|known| *known == dim);
+            let arrays = arrays.iter();
+            let arrays = arrays.filter_map(move |(name, along)| Some((name.clone(), of(along)?)));
+            let sums = sum.iter().map(move |name| (name.clone(), dim));
+            kept_along(dim).chain(sums).chain(arrays)
         };
         let tensor_spec = tensor.get(&parameter.name);
         if let Some(&spec) = tensor_spec {
@@ -128,6 +142,7 @@ pub fn placements(
             }
         }
         let taken = tensor_spec.map(|spec| spec.dim);
+        let units = parameter.units();
         let along = |axis| {
             let can = |dim: usize| {
                 let parts = mesh.size(axis);
@@ -135,7 +150,7 @@ pub fn placements(
                 let can_shard = kept.all(|(_, own)| own.can_shard(&parameter.dims, dim, parts));
                 taken != Some(dim) && can_shard
             };
-            ZeroSharding::of(&parameter.dims, mesh, axis, can)
+            ZeroSharding::of(&units, mesh, axis, can)
         };
         if let Some(sharding) = along(Axis::Shard) {
             for (name, dim) in all_along(sharding.dim) {

@@ -18,7 +18,7 @@ pub use state::placements;
 
 use super::error::Result;
 use super::feed::{DeviceBatch, feed_batch, graph_name};
-use super::session::parameters::{ExtraState, parameter_shape};
+use super::session::parameters::ExtraState;
 use super::session::{Recording, Session, StepOutputs};
 use super::settings::{OptimizerSettings, WeightStorage};
 use gradients::Gradients;
@@ -30,7 +30,7 @@ use xtrain_graphs::optim::Schedule;
 use xtrain_graphs::{
     Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with, step_key,
 };
-use xtrain_models::{Forward, Inputs, Model, Objective, ParameterSpec, Weight, Weights};
+use xtrain_models::{Forward, HeldArray, Inputs, Model, Objective, ParameterSpec, Weight, Weights};
 use xtrain_parallel::{Axis, Placements};
 
 /// Whether a microbatch ends an optimizer step.
@@ -177,10 +177,8 @@ impl<'m> TrainStep<'m> {
     pub fn weight_bytes(&self, placements: &Placements, stage: usize) -> u64 {
         self.parameters
             .iter()
-            .map(|p| {
-                let shape = parameter_shape(p, self.storage().of(p));
-                placements.held_bytes(&p.name, &shape, stage)
-            })
+            .flat_map(|p| p.arrays(self.storage().of(p)))
+            .map(|array| placements.held_bytes(&array.name, &array.shape, stage))
             .sum()
     }
 
@@ -304,6 +302,7 @@ pub fn parameter_tensors(
 ) -> Result<HashMap<String, Weight>> {
     let groups: Option<Arc<[Vec<u32>]>> = recording.mesh().groups(&[Axis::Shard]).map(Arc::from);
     let stages = recording.placements().stages().cloned();
+    let storage = recording.storage();
     let mut weight = |name: &str| -> Result<Weight> {
         let held = recording.state(name)?;
         Ok(match (recording.placements().of(name), &groups) {
@@ -315,13 +314,24 @@ pub fn parameter_tensors(
             _ => Weight::Whole(held),
         })
     };
+    let mut held = |parameter: &ParameterSpec, stage: Option<usize>| -> Result<Weight> {
+        let dtype = storage.of(parameter);
+        let array = |array: HeldArray| match (&stages, stage) {
+            (Some(stages), Some(stage)) => {
+                weight(&stages.held_name(&parameter.name, &array.name, stage))
+            }
+            _ => weight(&array.name),
+        };
+        let arrays = parameter.arrays(dtype).into_iter().map(array);
+        let arrays = arrays.collect::<Result<_>>()?;
+        Ok(Weight::of(parameter, arrays, dtype))
+    };
     let of_stages = |parameter: &ParameterSpec| -> Result<(String, Weight)> {
         let name = &parameter.name;
         let weight = match &stages {
-            None => weight(name)?,
+            None => held(parameter, None)?,
             Some(stages) => {
-                let held =
-                    |stage: &usize| Ok((*stage, weight(&stages.held_name(name, name, *stage))?));
+                let held = |stage: &usize| Ok((*stage, held(parameter, Some(*stage))?));
                 Weight::OfStages(stages.users(name).iter().map(held).collect::<Result<_>>()?)
             }
         };

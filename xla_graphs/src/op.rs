@@ -14,6 +14,7 @@ mod attributes;
 mod block_codes;
 mod calls;
 pub(crate) mod checks;
+mod few_bits;
 mod norm;
 
 use crate::dtype::DType;
@@ -24,6 +25,7 @@ pub use attention::*;
 pub use attributes::*;
 pub use block_codes::*;
 pub use calls::*;
+pub use few_bits::*;
 pub use norm::*;
 
 /// An operation without an HLO instruction: a whole formula as one node, with a hand-derived
@@ -78,6 +80,8 @@ pub enum Composite {
     MasterGradient,
     /// The operands of [`BlockCodes`].
     BlockCodes(BlockCodes),
+    /// Operands as [`Dequantize`] lists them; gives values in f32.
+    Dequantize(Dequantize),
 }
 
 /// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
@@ -246,6 +250,7 @@ impl Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::Dequantize(_) => "dequantize",
             Composite::BlockCodes(part) => part.name(),
         }
     }

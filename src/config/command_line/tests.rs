@@ -303,7 +303,7 @@ fn unknown_names_get_the_nearest_known_one() {
             "use adamw_8bit, whose state is in 8 bits",
         ),
         (
-            "train clm --optim paged_ademamix_8bit",
+            "train clm --optim galore_adamw_8bit",
             "use adamw_8bit, whose state is in 8 bits",
         ),
         (

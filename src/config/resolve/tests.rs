@@ -38,7 +38,8 @@ fn defaults_are_those_of_training_arguments() {
         ModelSource::Scratch {
             model_type: Some("gpt2"),
             config: ConfigSource::Default("gpt2"),
-            overrides: vec![]
+            overrides: vec![],
+            quantization: None
         }
     );
     assert_eq!(
@@ -233,7 +234,8 @@ fn models_are_found_by_name_or_path() {
         ModelSource::Pretrained {
             directory: fixture.path("model"),
             adapter: None,
-            model_type: None
+            model_type: None,
+            quantization: None
         }
     );
     assert_eq!(

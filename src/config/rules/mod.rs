@@ -147,6 +147,13 @@ rules! {
         "add --model_name_or_path MODEL";
     merge_writes_a_directory for MERGE in model;
     weights_or_a_description for READING | GENERATE | BENCH in model;
+    one_way_to_quantize for READING | GENERATE | BENCH
+        if *flags.load_in_4bit && *flags.load_in_8bit =>
+        "--load_in_4bit and --load_in_8bit are two ways to hold the same matrices",
+        "leave one of them out";
+    kinds_of_4_bits_have_4_bits for READING | GENERATE | BENCH in model;
+    quantized_models_train_adapters for TRAIN in model;
+    quantized_models_run_on_cpus_and_gpus for READING | GENERATE | BENCH in model;
     adapter_has_a_model for TRAIN
         if *flags.use_peft && !flags.model_name_or_path.is_given() && !flags.adapter_name_or_path.is_given() =>
         "--use_peft trains what is added to a model, and random weights are kept nowhere",

@@ -3,7 +3,7 @@
 use super::data::neighbour;
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::adapter;
-use crate::choices::suits_task;
+use crate::choices::{Device, suits_task};
 use crate::command::sets::{GENERATE, PREDICT};
 use crate::error::UsageError;
 use crate::flags::Flags;
@@ -190,6 +190,55 @@ pub fn adapter_flags_are_used(flags: &Flags) -> Verdict {
         &format!("--{name} is of an adapter, and none is trained"),
         "add --use_peft, or leave it out to train the model itself",
     )
+}
+
+/// The flag that asks for matrices in few bits.
+fn quantizing(flags: &Flags) -> Option<&'static str> {
+    let asked = [
+        flags.load_in_4bit.name_if_true(),
+        flags.load_in_8bit.name_if_true(),
+    ];
+    asked.into_iter().flatten().next()
+}
+
+/// Settings of 4 bits come with them.
+pub fn kinds_of_4_bits_have_4_bits(flags: &Flags) -> Verdict {
+    let given = [
+        flags.bnb_4bit_quant_type.given_name(),
+        flags.use_bnb_nested_quant.name_if_true(),
+    ];
+    match given.into_iter().flatten().next() {
+        Some(name) if !*flags.load_in_4bit => refuse(
+            format!("--{name} is of matrices in 4 bits, and there are none"),
+            "add --load_in_4bit, or leave it out",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// A quantized model is trained by what is added to it.
+pub fn quantized_models_train_adapters(flags: &Flags) -> Verdict {
+    let is_adapted = *flags.use_peft || flags.adapter_name_or_path.is_given();
+    match quantizing(flags) {
+        Some(name) if flags.trains() && !is_adapted => refuse(
+            format!("--{name}: a quantized model cannot be trained itself, only an adapter of it"),
+            "add --use_peft (QLoRA), or leave it out to train the model itself",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Codes are computed with where this was tried.
+pub fn quantized_models_run_on_cpus_and_gpus(flags: &Flags) -> Verdict {
+    match quantizing(flags) {
+        Some(name) if *flags.device == Device::Neuron => refuse(
+            format!(
+                "--{name} was never tried on Neuron, whose compiler may refuse arithmetic of 8-bit integers"
+            ),
+            "leave it out; --torch_dtype bfloat16 has weights of half the size",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// A merged model gets a directory of its own.

@@ -105,6 +105,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "--data_parallel 1025 are 1025 CPU devices in this process",
     ),
     (
+        "one_way_to_quantize",
+        "bench --load_in_4bit --load_in_8bit",
+        "two ways to hold the same matrices",
+    ),
+    (
+        "kinds_of_4_bits_have_4_bits",
+        "bench --load_in_8bit --use_bnb_nested_quant",
+        "--use_bnb_nested_quant is of matrices in 4 bits",
+    ),
+    (
+        "quantized_models_train_adapters",
+        "CLM --load_in_4bit",
+        "--load_in_4bit: a quantized model cannot be trained itself",
+    ),
+    (
+        "quantized_models_run_on_cpus_and_gpus",
+        "--device neuron bench --load_in_8bit",
+        "never tried on Neuron",
+    ),
+    (
         "adapter_has_a_model",
         "CLM --use_peft",
         "--use_peft trains what is added to a model, and random weights are kept nowhere",

@@ -25,9 +25,8 @@ pub fn report_failure(message: &str) {
         Container::found().map(|container| container.failure()),
         in_pod.then_some(termination),
     ];
-    let end = (0..=MOST.min(message.len())).rev();
-    let end = end
-        .into_iter()
+    let end = (0..=MOST.min(message.len()))
+        .rev()
         .find(|end| message.is_char_boundary(*end))
         .unwrap_or(0);
     for file in files.into_iter().flatten() {

@@ -40,7 +40,8 @@ pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64
         let values = match &parameter.init {
             Init::RowNorms { inputs } => {
                 let matrix = of(&matrix_beside(parameter));
-                norms(&initial_values(matrix, seed), &matrix.dims, *inputs)
+                let values = as_held(session, matrix, initial_values(matrix, seed));
+                norms(&values, &matrix.dims, *inputs)
             }
             Init::CopyOf { parameter } => initial_values(of(parameter), seed),
             Init::RowsOf { parameter, rows } => {
@@ -55,8 +56,8 @@ pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64
     Ok(())
 }
 
-/// Uploads a parameter in the type that the session holds weights in and, where it is trained and
-/// there are master copies, its copy.
+/// Uploads a parameter in the type that the session holds weights in, or in few bits, and, where it is
+/// trained and there are master copies, its copy.
 fn set_weight(
     session: &mut Session,
     parameter: &ParameterSpec,
@@ -71,7 +72,36 @@ fn set_weight(
         session.set_state(&master, &in_type(bytes, shape, &wide), &wide)?;
     }
     let held = parameter_shape(parameter, storage.of(parameter));
-    session.set_state(name, &in_type(bytes, shape, &held), &held)
+    let bytes = in_type(bytes, shape, &held);
+    let Some(quantized) = parameter.quantized else {
+        return session.set_state(name, &bytes, &held);
+    };
+    let parts = quantized.quantize(&floats(&bytes, &held), &parameter.dims);
+    for (array, bytes) in parameter.arrays(held.dtype).iter().zip(parts) {
+        session.set_state(&array.name, &bytes, &array.shape)?;
+    }
+    Ok(())
+}
+
+/// Floats of this shape.
+fn floats(bytes: &[u8], shape: &Shape) -> Vec<f32> {
+    let wide = in_type(bytes, shape, &shape.with_dtype(DType::F32));
+    let (values, _) = wide.as_chunks();
+    values.iter().map(|x| f32::from_le_bytes(*x)).collect()
+}
+
+/// The values of a parameter as layers get them from what is held of it.
+fn as_held(session: &Session, parameter: &ParameterSpec, values: Vec<f32>) -> Vec<f32> {
+    let Some(quantized) = parameter.quantized else {
+        return values;
+    };
+    let wide = parameter_shape(parameter, DType::F32);
+    let held = wide.with_dtype(session.storage.of(parameter));
+    let round = |values: &[f32]| -> Vec<f32> {
+        floats(&in_type(bytemuck::cast_slice(values), &wide, &held), &held)
+    };
+    let arrays = quantized.quantize(&round(&values), &parameter.dims);
+    round(&quantized.dequantize(&arrays, &parameter.dims))
 }
 
 /// Floats of the shape `from` in the type of `to`.
@@ -293,10 +323,14 @@ pub fn load_with_head(
 ) -> Result<()> {
     let fit = fit(model, weights, head)?;
     check_copies(model, weights, &fit)?;
-    for parameter in &model.parameters() {
+    let parameters = model.parameters();
+    for parameter in &parameters {
         let derived = match &parameter.init {
             Init::RowNorms { inputs } => {
-                let (dims, values) = weights.read_f32(&fit.stored[&matrix_beside(parameter)])?;
+                let matrix = matrix_beside(parameter);
+                let (dims, values) = weights.read_f32(&fit.stored[&matrix])?;
+                let matrix = parameters.iter().find(|other| other.name == matrix);
+                let values = as_held(session, matrix.expect("it is beside it"), values);
                 Some(norms(&values, &dims, *inputs))
             }
             Init::RowsOf {

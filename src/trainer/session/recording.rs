@@ -4,6 +4,7 @@ use super::Session;
 use crate::error::{Error, Result};
 use crate::mesh_devices::Buffers;
 use crate::pipeline::{self, Argument, HostTime, Microbatch, Parts};
+use crate::settings::WeightStorage;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -194,6 +195,11 @@ impl EachReplica {
 }
 
 impl Recording<'_> {
+    /// The element types that weights have between steps.
+    pub fn storage(&self) -> WeightStorage {
+        self.session.storage
+    }
+
     /// What tensors are recorded in, for operations that begin without one.
     pub fn trace(&self) -> &Trace {
         &self.trace

@@ -41,7 +41,12 @@ pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result
                 // of all would be the model once more.
                 value = value.after(&before.convert(DType::F32)?)?;
             }
-            checksums.push(value.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
+            // What is held in few bits has integers.
+            let words = match value.dtype().size() {
+                4 => value.bitcast(DType::U32)?,
+                _ => value.convert(DType::U32)?,
+            };
+            checksums.push(words.sum_all()?.reshape(&[1])?);
         }
         let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
         fetch(recording, &name, &checksums)?;

@@ -105,6 +105,8 @@ gradient_table! {
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.
     Op::Composite(Composite::StopGradient) => [];
+    // Of weights that are not trained.
+    Op::Composite(Composite::Dequantize(_)) => [];
     // Put on gradients, which are not differentiated.
     Op::Composite(Composite::MasterGradient) => [];
     // A target's own, which passes put there after gradients are taken.

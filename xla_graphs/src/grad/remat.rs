@@ -7,9 +7,10 @@
 //! region: the compiler can then neither take the copies for the originals, which would keep these
 //! alive, nor compute them early.
 //!
-//! Two things are never kept, whatever is kept of other activations: parameters that are sharded
-//! over replicas (ZeRO-3) are gathered again, since keeping them would keep the whole model; and what
-//! a model recorded under [`Trace::cheap`] is computed again.
+//! Three things are never kept, whatever is kept of other activations: parameters that are sharded
+//! over replicas (ZeRO-3) are gathered again, and those that are held in few bits dequantized again,
+//! since keeping them would keep the whole model; and what a model recorded under [`Trace::cheap`] is
+//! computed again.
 
 use crate::error::Result;
 use crate::graph::{InputRole, NodeId};
@@ -70,6 +71,11 @@ pub(super) struct Regions {
     /// From this number on regions hold parameters that are all-gathered for a layer, and what is
     /// cheap; the backward pass of other nodes uses their copies, too.
     first_shared: u32,
+    /// The region of each node that makes the values of a parameter held in few bits: a region for each
+    /// such parameter, besides any of `region_of`, in which a layer's are recomputed with it.
+    dequantized: Vec<Option<u32>>,
+    /// From this number on regions are those of `dequantized`.
+    first_dequantized: u32,
     /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies
     /// read them.
     copies: HashMap<u32, HashMap<NodeId, Tensor>>,
@@ -92,12 +98,16 @@ impl Regions {
         let first_shared = next_region(&region_of);
         mark_gathered(&inner, first_shared, &mut region_of);
         mark_cheap(&inner, &mut region_of);
+        let first_dequantized = next_region(&region_of);
+        let dequantized = mark_dequantized(&inner, first_dequantized, end);
         let offloads = matches!(checkpointing, Checkpointing::Offloaded(_));
         Regions {
             region_of,
             is_activation: activations(&inner, end),
             offloads,
             first_shared,
+            dequantized,
+            first_dequantized,
             copies: HashMap::new(),
         }
     }
@@ -113,7 +123,8 @@ impl Regions {
         dy: &Tensor,
     ) -> Result<Tensor> {
         let shared = self.region_of[node as usize].filter(|region| *region >= self.first_shared);
-        let Some(region) = self.region_of[user as usize].or(shared) else {
+        let recomputed = self.region_of[user as usize].or(shared);
+        let Some(region) = self.dequantized[node as usize].or(recomputed) else {
             return Ok(trace.tensor(node));
         };
         if !self.copies.contains_key(&region) {
@@ -148,8 +159,14 @@ impl Regions {
 
     /// Records the region's nodes a second time.
     fn copy(&self, trace: &Trace, region: u32, dy: &Tensor) -> Result<HashMap<NodeId, Tensor>> {
-        let members: Vec<NodeId> = (0..self.region_of.len() as NodeId)
-            .filter(|&id| self.region_of[id as usize] == Some(region))
+        let is_dequantized = region >= self.first_dequantized;
+        let region_of = if is_dequantized {
+            &self.dequantized
+        } else {
+            &self.region_of
+        };
+        let members: Vec<NodeId> = (0..region_of.len() as NodeId)
+            .filter(|&id| region_of[id as usize] == Some(region))
             .collect();
         let mut copies: HashMap<NodeId, Tensor> = HashMap::new();
         for id in members {
@@ -164,6 +181,13 @@ impl Regions {
                 ..node.provenance
             };
             let _context = trace.resume(&format!("{RECOMPUTE}/{scope}"), provenance);
+            if is_dequantized && node.op == Op::BarrierAfter {
+                // What it waited for may be gone.
+                let held = copies.get(&node.operands[0]).cloned();
+                let held = held.unwrap_or_else(|| trace.tensor(node.operands[0]));
+                copies.insert(id, held.after(dy)?);
+                continue;
+            }
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {
@@ -178,6 +202,12 @@ impl Regions {
                         .cloned()
                         .unwrap_or_else(|| trace.tensor(operand)),
                 );
+            }
+            if is_dequantized
+                && matches!(node.op, Op::Composite(Composite::Dequantize(_)))
+                && region_of[node.operands[0] as usize] != Some(region)
+            {
+                operands[0] = operands[0].after(dy)?;
             }
             copies.insert(
                 id,
@@ -226,6 +256,38 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
             region_of[held] = Some(first + layer);
         }
     }
+}
+
+/// Each parameter that is held in few bits: from what replicas hold of it to its values as they are
+/// multiplied.
+fn mark_dequantized(inner: &Inner, first: u32, end: usize) -> Vec<Option<u32>> {
+    let mut regions = vec![None; end];
+    let mut next = first;
+    for id in 0..end {
+        let node = &inner.nodes[id];
+        match node.op {
+            Op::Composite(Composite::Dequantize(_)) => {
+                regions[id] = Some(next);
+                let mut making = node.operands.clone();
+                while let Some(id) = making.pop() {
+                    match inner.nodes[id as usize].op {
+                        Op::BarrierAfter | Op::AllGather { .. } => {
+                            regions[id as usize] = Some(next);
+                            making.push(inner.nodes[id as usize].operands[0]);
+                        }
+                        _ => {}
+                    }
+                }
+                next += 1;
+            }
+            // As its matrix lies.
+            Op::Reshape(_) | Op::Slice { .. } | Op::Transpose(_) => {
+                regions[id] = regions[node.operands[0] as usize];
+            }
+            _ => {}
+        }
+    }
+    regions
 }
 
 /// Each run of cheap nodes that is in no region yet.

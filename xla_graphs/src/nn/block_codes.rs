@@ -171,27 +171,23 @@ fn per_element(scales: &Tensor, dims: &[usize]) -> Result<Tensor> {
     flat.slice(&[0], &[elements])?.reshape(dims)
 }
 
-/// Of each element what the decade it is in says, by the elements' own sizes or by entries' numbers.
-fn of_decades<const N: usize>(
+/// Two numbers of each element's decade: that of the decade's first entry, and its factor. `from` is where a decade
+/// begins among the elements; those before the first decade have `below`.
+fn of_decades(
     map: DynamicMap,
     x: &Tensor,
-    below: [f64; N],
+    below: [f64; 2],
     from: impl Fn(&Decade) -> f64,
-    say: impl Fn(&Decade) -> [f64; N],
-) -> Result<[Tensor; N]> {
+) -> Result<[Tensor; 2]> {
     let trace = x.trace();
     let full = |value: f64| trace.full(value, x.shape());
-    let mut said = Vec::new();
-    for value in below {
-        said.push(full(value)?);
-    }
+    let [mut first, mut factor] = [full(below[0])?, full(below[1])?];
     for decade in map.decades() {
         let is_above = x.compare_scalar(Comparison::Ge, from(&decade))?;
-        for (said, value) in said.iter_mut().zip(say(&decade)) {
-            *said = is_above.select(&full(value)?, said)?;
-        }
+        first = is_above.select(&full(decade.first)?, &first)?;
+        factor = is_above.select(&full(decade.factor)?, &factor)?;
     }
-    Ok(said.try_into().expect("as many as there were"))
+    Ok([first, factor])
 }
 
 /// The entries of codes.
@@ -204,8 +200,7 @@ fn decode(map: DynamicMap, codes: &Tensor) -> Result<Tensor> {
         }
         DynamicMap::Unsigned => (codes.add_scalar(1.0)?, None),
     };
-    let say = |decade: &Decade| [decade.first, decade.factor];
-    let [first, factor] = of_decades(map, &number, [1.0, 1.0], |decade| decade.first, say)?;
+    let [first, factor] = of_decades(map, &number, [1.0, 1.0], |decade| decade.first)?;
     let part = number.add_scalar(0.5)?.div(&first)?;
     let value = part.mul_scalar(9.0)?.add_scalar(-8.0)?.div(&factor)?;
     let value = value.min_scalar(1.0)?;
@@ -224,8 +219,7 @@ fn encode(map: DynamicMap, x: &Tensor) -> Result<Tensor> {
         DynamicMap::Signed => x.abs()?,
         DynamicMap::Unsigned => x.clone(),
     };
-    let say = |decade: &Decade| [decade.first, decade.factor];
-    let [first, factor] = of_decades(map, &size, [map.zero(), 0.0], |decade| decade.from, say)?;
+    let [first, factor] = of_decades(map, &size, [map.zero(), 0.0], |decade| decade.from)?;
     let part = size.mul(&factor)?.add_scalar(8.0)?.mul_scalar(1.0 / 9.0)?;
     let number = part.mul(&first)?.floor()?;
     // Between two decades the nearest may be in the one that a number is not in.

@@ -3,6 +3,7 @@
 
 pub(crate) mod attention;
 pub mod block_codes;
+pub(crate) mod dequantize;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod gelu;

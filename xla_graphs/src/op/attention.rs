@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Scaled dot-product attention of queries `[B, H, T, D]` over keys and values `[B, K, S, D]`.
 ///
-/// Its operands are [`AttentionOperands`], in their order.
+/// Operands in order: q, k, v, then those of `key_mask` and of `dropout`, if it has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     /// Factor on the scores before the softmax.

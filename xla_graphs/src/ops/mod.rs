@@ -132,6 +132,7 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
             arity(1).map(|()| operands[0].clone())
         }
         Composite::BlockCodes(part) => nn::block_codes::infer(part, operands),
+        Composite::Dequantize(of) => nn::dequantize::infer(*of, operands),
     }
 }
 
@@ -145,7 +146,9 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::Constant { .. }
         | Op::Iota { .. }
         | Op::Compare(_)
-        | Op::Composite(Composite::RandomBits { .. } | Composite::StopGradient) => {
+        | Op::Composite(
+            Composite::RandomBits { .. } | Composite::StopGradient | Composite::Dequantize(_),
+        ) => {
             vec![None; v.operands.len()]
         }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {

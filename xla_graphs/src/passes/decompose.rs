@@ -5,7 +5,7 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::nn::{attention, block_codes, dropout, gelu, loss, norm, rows, special};
+use crate::nn::{attention, block_codes, dequantize, dropout, gelu, loss, norm, rows, special};
 use crate::op::{Binary, Composite, Op, Scalar, Unary};
 use crate::passes::rebuild::record;
 use crate::provenance::Phase;
@@ -86,6 +86,7 @@ fn composite(
         Composite::BlockCodes(_) => unreachable!("`decompose` expands it itself"),
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
+        Composite::Dequantize(of) => dequantize::expand(*of, x),
     }
 }
 

@@ -8,7 +8,6 @@
 
 #include <cfloat>
 #include <cmath>
-#include <vector>
 
 namespace xtrain::kernels {
 namespace {
@@ -56,21 +55,25 @@ template <bool kSigned>
 constexpr Decades kDecadesOf = MakeDecades<kSigned>();
 
 // The 256 entries, by code.
+struct EntryTable {
+  float at[256];
+};
+
 template <bool kSigned>
-const float* Entries() {
-  static const std::vector<float> entries = [] {
-    std::vector<float> all;
-    for (int code = 0; code < 256; ++code) {
-      const int number = kSigned ? std::abs(code - 127) : code + 1;
-      int exponent = 0;
-      while (number >> (exponent + 1)) ++exponent;
-      const double entry = number < (kSigned ? 1 : 2) ? 0 : Entry<kSigned>(number, exponent);
-      all.push_back(static_cast<float>(kSigned && code < 127 ? -entry : entry));
-    }
-    return all;
-  }();
-  return entries.data();
+constexpr EntryTable MakeEntries() {
+  EntryTable entries = {};
+  for (int code = 0; code < 256; ++code) {
+    const int number = !kSigned ? code + 1 : code < 127 ? 127 - code : code - 127;
+    int exponent = 0;
+    while (number >> (exponent + 1)) ++exponent;
+    const double entry = number < (kSigned ? 1 : 2) ? 0 : Entry<kSigned>(number, exponent);
+    entries.at[code] = static_cast<float>(kSigned && code < 127 ? -entry : entry);
+  }
+  return entries;
 }
+
+template <bool kSigned>
+constexpr EntryTable kEntriesOf = MakeEntries<kSigned>();
 
 // The code of the entry nearest to x / scale.
 template <bool kSigned>

@@ -133,22 +133,33 @@ inline std::vector<Move> Moves(const OnePass& pass) {
   return moves;
 }
 
+// A block's codes as numbers; 0 past the first `count`, since entries are looked up for all.
+inline void ReadCodes(const uint8_t* __restrict from, int count, float* __restrict to) {
+  uint8_t codes[kBlock] = {};
+  std::memcpy(codes, from, count);
+  for (int i = 0; i < kBlock; ++i) to[i] = codes[i];
+}
+
+inline void WriteCodes(const float* __restrict from, int count, uint8_t* __restrict to) {
+  uint8_t codes[kBlock];
+  for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(static_cast<int32_t>(from[i]));
+  std::memcpy(to, codes, count);
+}
+
 // The largest |x| of a block's first `count`, at least `floor`.
 inline float Scale(const Value& x, int count, float floor) {
+  typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
   if (x.is_one) return std::max(floor, std::fabs(*x.at));
-  float largest[kLanes];
-  std::fill_n(largest, kLanes, floor);
-  const auto take = [&](int i, int lane) __attribute__((always_inline)) {
-    const float size = FromBits(Bits(x.at[i + lane]) & 0x7fffffff);
-    // Of a NaN a NaN.
-    largest[lane] = largest[lane] >= size ? largest[lane] : size;
-  };
+  Lanes largest = Lanes{} + floor;
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) take(i, lane);
+    const Lanes size = reinterpret_cast<Lanes>(reinterpret_cast<Words>(ReadLanes(x.at + i)) & 0x7fffffff);
+    largest = largest > size ? largest : size;
   }
-  for (int lane = 0; i + lane < count; ++lane) take(i, lane);
-  return *std::max_element(largest, largest + kLanes);
+  float scale = floor;
+  for (int lane = 0; lane < kLanes; ++lane) scale = std::max(scale, largest[lane]);
+  for (; i < count; ++i) scale = std::max(scale, std::fabs(x.at[i]));
+  return scale;
 }
 
 inline void Compute(const Move& move, const Value* v, float* to) {
@@ -187,9 +198,9 @@ inline void Compute(const Move& move, const Value* v, float* to) {
     case K::kMin:
       return Map(v, to, Of<K::kMin>());
     case K::kDecodeSigned:
-      return Map(v, to, [entries = Entries<true>()](float code, float scale, float) { return entries[static_cast<int>(code)] * scale; });
+      return Map(v, to, [](float code, float scale, float) { return kEntriesOf<true>.at[static_cast<int>(code)] * scale; });
     case K::kDecodeUnsigned:
-      return Map(v, to, [entries = Entries<false>()](float code, float scale, float) { return entries[static_cast<int>(code)] * scale; });
+      return Map(v, to, [](float code, float scale, float) { return kEntriesOf<false>.at[static_cast<int>(code)] * scale; });
     case K::kEncodeSigned:
       return Map(v, to, [](float x, float scale, float) { return Code<true>(x, scale); });
     case K::kEncodeUnsigned:
@@ -353,10 +364,7 @@ class Blocks {
       if (operand.form == Form::kBlocks) {
         at_[v] = {static_cast<const float*>(operand.data) + begin / kBlock, true};
       } else if (operand.form == Form::kCodes) {
-        const uint8_t* from = static_cast<const uint8_t*>(operand.data) + begin;
-        for (int i = 0; i < count; ++i) here[i] = from[i];
-        // Entries are looked up for all.
-        std::fill(here + count, here + kBlock, 0.0f);
+        ReadCodes(static_cast<const uint8_t*>(operand.data) + begin, count, here);
       } else if (operand.form == Form::kBf16) {
         const uint16_t* from = static_cast<const uint16_t*>(operand.data) + begin;
         if (count == kBlock) {
@@ -379,8 +387,7 @@ class Blocks {
       if (result.form == Form::kBlocks) {
         static_cast<float*>(result.data)[begin / kBlock] = *from;
       } else if (result.form == Form::kCodes) {
-        uint8_t* to = static_cast<uint8_t*>(result.data) + begin;
-        for (int i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(from[i]));
+        WriteCodes(from, count, static_cast<uint8_t*>(result.data) + begin);
       } else if (result.form == Form::kOne) {
         float sum[kLanes];
         std::copy_n(lanes, kLanes, sum);

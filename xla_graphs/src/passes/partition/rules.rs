@@ -7,11 +7,12 @@ use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn::block_codes::BLOCK;
+use crate::nn::dequantize;
 use crate::nn::dropout::attention_mask;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
 use crate::op::{
     Attention, AttentionDropout, AttentionOperand, AttentionOperands, Binary, BlockCodes,
-    Comparison, Composite, DotDims, NormOperand, Op, Reduction, Unary,
+    Comparison, Composite, Dequantize, DotDims, NormOperand, Op, Reduction, Unary,
 };
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -115,6 +116,7 @@ impl Partitioner<'_> {
             Op::Composite(Composite::Norm(_) | Composite::NormGrad { .. }) => {
                 self.norm(op, operands, shapes)?
             }
+            Op::Composite(Composite::Dequantize(of)) => self.dequantize(*of, operands, shapes)?,
             Op::Composite(Composite::BlockCodes(part)) => {
                 self.block_codes(part, operands, shapes)?
             }
@@ -433,6 +435,33 @@ impl Partitioner<'_> {
             dims.clone(),
             dtype,
         )?))
+    }
+
+    /// Values where codes are sharded; factors then lie as codes do, but along a run.
+    fn dequantize(
+        &self,
+        of: Dequantize,
+        operands: &[Shard],
+        shapes: &[&Shape],
+    ) -> Result<Option<Shard>> {
+        let Some(found) = operands[0].spec() else {
+            return Ok(None);
+        };
+        let factors = shapes[1];
+        let is_within_runs = found.dim == factors.rank();
+        let local = match operands.get(2) {
+            None if is_within_runs => self.to_replicated(&operands[1])?,
+            None => self.to_sharded(&operands[1], found, factors)?,
+            Some(nested) => {
+                let nested = self.to_replicated(nested)?;
+                let own = dequantize::nested_factors(&nested, &factors.dims)?;
+                let wide = factors.with_dtype(DType::F32);
+                let own = self.to_sharded(&Shard::replicated(own), found, &wide)?;
+                let codes = self.to_sharded(&operands[1], found, factors)?;
+                dequantize::factors(&codes, &own, &nested)?
+            }
+        };
+        Ok(sharded(operands[0].local.dequantize(of, &[&local])?, found))
     }
 
     /// Ids as those of this replica's rows: what is another's lies outside of them.
