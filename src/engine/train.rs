@@ -58,7 +58,7 @@ impl Run {
         interrupt: Option<&Interrupt>,
         hooks: Vec<Box<dyn Hook>>,
     ) -> Result<Outcome, Error> {
-        let (length, schedule) = self.prepare()?;
+        let (length, schedule) = self.prepare_session()?;
         let data = TrainingData::of(self)?;
         let identity = self.identity(&data, &length, &schedule);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
@@ -246,7 +246,7 @@ impl Run {
     }
 
     /// Cleans up, adds what the run is compared with, and decides its length.
-    fn prepare(&mut self) -> Result<(RunLength, Schedule), Error> {
+    fn prepare_session(&mut self) -> Result<(RunLength, Schedule), Error> {
         if ProcessGroup::this_writes() {
             clean_output_dir(&self.plan.train.output_dir)
                 .map_err(failed("cleaning up after a killed run"))?;
