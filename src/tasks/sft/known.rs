@@ -12,6 +12,8 @@ pub(super) enum Begin {
     CueWord,
     /// With its message: the name of its role is the assistant's own.
     Message,
+    /// Where the rule does not look: TRL counts the mark of who speaks next as the end of an answer.
+    Elsewhere,
 }
 
 /// What is the assistant's own of a template's text.
@@ -20,24 +22,74 @@ pub(super) struct Rule {
     pub begin: Begin,
     /// The template leaves out what stands before `</think>`, and TRL trains it.
     pub keeps_reasoning: bool,
+    /// TRL trains earlier turns as the template shortens them, which is refused here.
+    pub shortens: bool,
 }
 
-const KNOWN: [(&str, Rule); 4] = [
+const fn begins(begin: Begin) -> Rule {
+    Rule {
+        begin,
+        keeps_reasoning: false,
+        shortens: false,
+    }
+}
+
+const SHORTENS: Rule = Rule {
+    begin: Begin::Cue,
+    keeps_reasoning: false,
+    shortens: true,
+};
+
+const KNOWN: [(&str, Rule); 11] = [
     // Qwen2.5
     (
         "55b2f4a26ac9ee719330a61a0c39d9e538b0e9322212f048326318cff4f8674a",
-        Rule {
-            begin: Begin::CueWord,
-            keeps_reasoning: false,
-        },
+        begins(Begin::CueWord),
     ),
     // DeepSeek-V3
     (
         "563b1ce7d61d50a9b4c7439a912a1116f095b712df5b5e4d3e1116049874eb64",
-        Rule {
-            begin: Begin::Message,
-            keeps_reasoning: false,
-        },
+        begins(Begin::Message),
+    ),
+    // gpt-oss
+    (
+        "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146",
+        begins(Begin::Message),
+    ),
+    // Muse Glimmer
+    (
+        "6cd0e94d9b489fdb9a000743791f20e7e52b62c1e5cbb66fcc91c6716595223a",
+        begins(Begin::Message),
+    ),
+    // GLM-4-MoE
+    (
+        "44f815868bf02fa458dd2f741a338046f4bf45f398eb6d067766726b9d96cce3",
+        begins(Begin::Elsewhere),
+    ),
+    // Nemotron 3 Nano
+    (
+        "43a92aacc2e169bb37055e4d8b0df31edfdc8657d8c387fcf98254cb246e626a",
+        SHORTENS,
+    ),
+    // Nemotron 3 Super
+    (
+        "3b74d76d8b903752e764cae114ae8ae2f24cd260466cf672570c745219573d28",
+        SHORTENS,
+    ),
+    // Nemotron 3 Ultra
+    (
+        "82753bef5cedc4932c1ed509b5c9a12be680fd86d1adb65bc3f7398d11c8eebc",
+        SHORTENS,
+    ),
+    // Nemotron 3.5 Lightning
+    (
+        "58933db77d3099b4f78c55a38347a72e1ea05b97d6bd8f38775303dc0194e0a9",
+        SHORTENS,
+    ),
+    // DiffusionGemma
+    (
+        "9aeb7eac68ad87bba7567e9d4597ff203e5609f1b427d9e823437d0142cc61bf",
+        SHORTENS,
     ),
     // DeepSeek-R1-Distill
     (
@@ -45,14 +97,7 @@ const KNOWN: [(&str, Rule); 4] = [
         Rule {
             begin: Begin::Message,
             keeps_reasoning: true,
-        },
-    ),
-    // gpt-oss
-    (
-        "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146",
-        Rule {
-            begin: Begin::Message,
-            keeps_reasoning: false,
+            shortens: false,
         },
     ),
 ];

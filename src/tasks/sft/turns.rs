@@ -61,6 +61,11 @@ impl Conversation<'_> {
     /// # Errors
     /// The template fails, or writes a turn otherwise once others follow and doesn't show where it ends.
     pub fn marked(&self, from: usize) -> Result<Marked> {
+        if self.rule.begin == Begin::Elsewhere {
+            let reason = "of this chat template TRL counts the mark of who speaks next as the end of an answer, which is not built; make a row of \
+                          each answer, with what comes before it as prompt and the answer as completion";
+            return Err((self.bad)(reason.to_string()));
+        }
         match self.answers(from) {
             Ok(answers) => Ok(Marked {
                 text: self.whole.to_string(),
@@ -110,7 +115,7 @@ impl Conversation<'_> {
         let length = match self.rule.begin {
             Begin::Cue => without_reasoning(&text).len(),
             Begin::CueWord => text.trim_end().len(),
-            Begin::Message => text.len(),
+            Begin::Message | Begin::Elsewhere => text.len(),
         };
         text.truncate(length);
         Ok(text)
@@ -146,7 +151,8 @@ impl Conversation<'_> {
     fn each_as_last(&self, from: usize) -> Result<Option<Marked>> {
         let is_answer = |turn: &usize| self.turns[*turn].role() == "assistant";
         let answers: Vec<usize> = (0..self.turns.len()).filter(is_answer).collect();
-        if self.rule.begin == Begin::Message || answers.is_empty() {
+        let is_known = self.rule.begin == Begin::Message || self.rule.shortens;
+        if is_known || answers.is_empty() {
             return Ok(None);
         }
         let mut marked = Marked {
