@@ -1,7 +1,8 @@
 //! Runs as the engines start them that people have: their variables and files, and nothing else.
 //! docs/where-to-run.md has the recipes.
 
-use crate::processes::{Launched, bench, free_port, start};
+use crate::processes::{Launched, bench, start};
+use crate::rendezvous::free_port;
 use crate::support::Run;
 use crate::tasks::Bench;
 use serde_json::json;

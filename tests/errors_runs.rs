@@ -2,8 +2,7 @@
 //! checkpoints. As `errors`: the exit code, one message that says what to do, and nothing lost.
 
 use crate::errors::{EVAL, TRAIN, Workplace, assert_fails, check};
-use crate::support::{make_fifo, snapshot, xtrain};
-use serde_json::json;
+use crate::support::{make_fifo, snapshot};
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
