@@ -106,12 +106,12 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "one_way_to_quantize",
-        "bench --load_in_4bit --load_in_8bit",
+        "bench --model_type gpt2 --load_in_4bit --load_in_8bit",
         "two ways to hold the same matrices",
     ),
     (
         "kinds_of_4_bits_have_4_bits",
-        "bench --load_in_8bit --use_bnb_nested_quant",
+        "bench --model_type gpt2 --load_in_8bit --use_bnb_nested_quant",
         "--use_bnb_nested_quant is of matrices in 4 bits",
     ),
     (
@@ -121,7 +121,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "quantized_models_run_on_cpus_and_gpus",
-        "--device neuron bench --load_in_8bit",
+        "--device neuron bench --model_type gpt2 --load_in_8bit",
         "never tried on Neuron",
     ),
     (
