@@ -689,12 +689,12 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "mixtures_are_read_ahead",
-        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
+        "train clm --model_type gpt2 --tokenizer_name @/tokenizer.json --output_dir @/new --train_file @/train.txt:0.7 @/valid.txt:0.3 --streaming --max_steps 3",
         "a mixture is drawn before training",
     ),
     (
         "mixtures_set_nothing_aside",
-        "CLM --train_file @/train.txt:0.7 @/valid.txt:0.3 --do_train --do_eval",
+        "train clm --model_type gpt2 --tokenizer_name @/tokenizer.json --output_dir @/new --train_file @/train.txt:0.7 @/valid.txt:0.3 --do_train --do_eval",
         "nothing can be set aside",
     ),
     (
