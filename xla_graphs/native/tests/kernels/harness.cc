@@ -261,11 +261,11 @@ bool TestPass(std::mt19937& random) {
     auto arrays = first;
     std::vector<uint16_t> rounded(size + 1, 0x5555);
     std::vector<float> products(size);
-    OnePass pass = {size, {}, steps, {{17, arrays[0].data(), false, false}, {18, rounded.data(), true, false}, {19, nullptr, false, true},
-                                      {25, products.data(), false, false}}};
-    for (auto& array : arrays) pass.operands.push_back({array.data(), false, false});
-    pass.operands.push_back({low.data(), true, false});
-    pass.operands.push_back({&scalar, false, true});
+    OnePass pass = {size, {}, steps, {{17, arrays[0].data(), Form::kF32}, {18, rounded.data(), Form::kBf16}, {19, nullptr, Form::kOne},
+                                      {25, products.data(), Form::kF32}}};
+    for (auto& array : arrays) pass.operands.push_back({array.data(), Form::kF32});
+    pass.operands.push_back({low.data(), Form::kBf16});
+    pass.operands.push_back({&scalar, Form::kOne});
     std::vector<double> sums(4 * PassChunks(pass));
     std::atomic<int64_t> next{0};
     std::vector<std::thread> helpers;
@@ -320,10 +320,10 @@ bool TestKnown(std::mt19937& random) {
       auto arrays = first;
       OnePass now = pass;
       size_t written = 0;
-      for (size_t i = 0; i < arrays.size(); ++i) now.operands.push_back({arrays[i].data(), false, P::kScalars[i]});
+      for (size_t i = 0; i < arrays.size(); ++i) now.operands.push_back({arrays[i].data(), P::kScalars[i] ? Form::kOne : Form::kF32});
       for (size_t r = 0; r < std::size(P::kResults); ++r) {
         while (!P::kSums[r] && P::kScalars[written]) ++written;
-        now.results.push_back({P::kResults[r], P::kSums[r] ? nullptr : arrays[written++].data(), false, P::kSums[r]});
+        now.results.push_back({P::kResults[r], P::kSums[r] ? nullptr : arrays[written++].data(), P::kSums[r] ? Form::kOne : Form::kF32});
       }
       if (!is_known) now.steps.push_back({StepKind::kConstant});
       std::vector<double> sums(now.results.size() * PassChunks(now));
