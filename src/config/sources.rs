@@ -49,11 +49,14 @@ pub fn model(flags: &Flags) -> Option<ModelSource> {
 
 /// How the matrices of the model are held; `None`: as its other parameters.
 fn quantization(flags: &Flags) -> Option<Quantization> {
-    let book = match *flags.bnb_4bit_quant_type {
-        _ if *flags.load_in_8bit => CodeBook::Int8,
-        _ if !*flags.load_in_4bit => return None,
-        "fp4" => CodeBook::Fp4,
-        _ => CodeBook::Nf4,
+    let book = if *flags.load_in_8bit {
+        CodeBook::Int8
+    } else if !*flags.load_in_4bit {
+        return None;
+    } else if *flags.bnb_4bit_quant_type == "fp4" {
+        CodeBook::Fp4
+    } else {
+        CodeBook::Nf4
     };
     Some(Quantization {
         book,

@@ -8,11 +8,13 @@ mod file;
 mod fit;
 mod known;
 mod piece;
+mod settings;
 mod shape;
 mod turns;
 
 pub(crate) use borders::common;
 pub(crate) use file::messages;
+pub use settings::SftDataSettings;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +29,6 @@ use super::{Context, Length, Task, TaskPlan};
 use encoder::Encoder;
 use file::ExampleFile;
 use xtrain_data::chat_template::ChatTemplate;
-use xtrain_data::packing::PackingStrategy;
 use xtrain_data::padding::Padding;
 use xtrain_data::rows::{Totals, flag};
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
@@ -37,31 +38,6 @@ use xtrain_data::{
     SampleFile, Set, remote,
 };
 use xtrain_trainer::evaluate::Metrics;
-
-/// Supervised fine-tuning.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SftDataSettings {
-    /// Files or Hub data set, and the column of texts or conversations.
-    pub source: SourceSettings,
-    /// Longer examples are cut at their end. `None`: the tokenizer's maximum length, at most 1024
-    /// and at most the model's positions.
-    pub max_seq_length: Option<usize>,
-    /// To which length rows are padded, behind the text.
-    pub padding: PaddingSettings,
-    /// Of a prompt with its completion, the loss is the completion's alone.
-    pub completion_only_loss: bool,
-    /// Of a conversation, the loss is that of the assistant's turns alone.
-    pub assistant_only_loss: bool,
-    /// How examples are packed into rows; `None`: each is a row of its own.
-    pub packing: Option<PackingStrategy>,
-    /// The same of sets to evaluate on.
-    pub eval_packing: Option<PackingStrategy>,
-    /// The loss of each token is multiplied with its probability (see
-    /// [`NextToken::weighs_by_probability`]).
-    pub weighs_by_probability: bool,
-    /// Length, padding and packing follow from the examples; those above are not the user's.
-    pub fits_data: bool,
-}
 
 /// Packed rows are as long as they may be.
 static FULL_LENGTH: PaddingSettings = PaddingSettings {
@@ -158,7 +134,7 @@ impl Task for SftDataSettings {
             "max_length": context.length,
             "completion_only": self.completion_only_loss,
             "assistant_only": self.assistant_only_loss,
-            "packing": self.packing.map(PackingStrategy::name),
+            "packing": self.packing.map(|strategy| strategy.name()),
             "end": context.tokenizer.eos_id(),
             "vocabulary": context.vocabulary,
             // Counts the ways in which turns are marked.

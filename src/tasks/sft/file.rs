@@ -8,9 +8,10 @@ use std::sync::atomic::AtomicU64;
 use serde_json::Value;
 
 use super::known::Rule;
+use super::piece;
+use super::settings::SftDataSettings;
 use super::shape::{CONVERSATIONS, Columns, Shape, usual_role};
 use super::turns::Conversation;
-use super::{SftDataSettings, piece};
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::formats::cell::Cell;
 use xtrain_data::formats::input::Bookmark;

@@ -1,6 +1,6 @@
 //! Length, padding and packing by what the examples are, where the user chose none of them.
 
-use super::SftDataSettings;
+use super::settings::SftDataSettings;
 use crate::{Context, Task};
 use xtrain_data::packing::{self, PackingStrategy};
 use xtrain_data::settings::PaddingSettings;

@@ -27,7 +27,7 @@ pub struct Attention {
 }
 
 /// Dropout of the probabilities of an [`Attention`]; the kept ones are divided by `1 - rate`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AttentionDropout {
     /// Share of the probabilities that is dropped.
     pub rate: F64,
@@ -37,6 +37,14 @@ pub struct AttentionDropout {
     /// ([`DropoutRng`](crate::DropoutRng)); else it is the mask, `pred[B, H, T, S]`, true where a
     /// probability is kept.
     pub is_drawn: bool,
+}
+
+/// A value without commas, as explanations of misses show it.
+impl std::fmt::Debug for AttentionDropout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let by = if self.is_drawn { "" } else { " by a mask" };
+        write!(f, "{:?} of stream {}{by}", self.rate, self.stream)
+    }
 }
 
 impl AttentionDropout {
