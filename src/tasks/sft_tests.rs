@@ -5,6 +5,7 @@ use crate::test_support::context;
 use crate::{Split, set};
 use std::fs;
 use std::path::PathBuf;
+use xtrain_data::packing::PackingStrategy;
 use xtrain_data::settings::TableSettings;
 use xtrain_data::{Position, Tokenizer};
 
