@@ -3,8 +3,8 @@
 
 use super::command::CommandName;
 use super::kind::{Form, Kind, Wrong};
-use xtrain_data::mixture::Stopping;
 use xtrain_data::packing::PackingStrategy;
+use xtrain_data::settings::Stopping;
 use xtrain_data::settings::{OnBadRow, Quoting};
 use xtrain_graphs::NeuronChip;
 use xtrain_graphs::op::CodeBook;

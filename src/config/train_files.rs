@@ -11,13 +11,15 @@ use xtrain_hub::{self as hub, DatasetFiles};
 
 /// Puts the files of a folder, and files without their weights, in the place of what was named.
 pub fn apply(flags: &mut Flags) {
-    match &flags.train_file[..] {
-        // A model's directory is none of data.
-        [one] if one.is_dir() && !one.join("config.json").is_file() => {
-            let dir = one.clone();
-            folder(flags, &dir);
-        }
-        _ => weights(flags),
+    // A model's directory is none of data.
+    if let [one] = &flags.train_file[..]
+        && one.is_dir()
+        && !one.join("config.json").is_file()
+    {
+        let dir = one.clone();
+        folder(flags, &dir);
+    } else {
+        weights(flags);
     }
 }
 

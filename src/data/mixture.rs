@@ -7,25 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::error::{Error, Result};
 use super::samples::{Recipe, Sample, Samples};
-use super::settings::OnBadRow;
-
-/// When a mixture ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stopping {
-    /// With the last sample of the file that ends first.
-    #[default]
-    FirstExhausted,
-    /// When each sample of each file has been there; files that ended begin anew.
-    AllExhausted,
-}
-
-/// How the training files are mixed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mixture {
-    /// The probability of each file, in their order. All are more than 0 and their sum is 1.
-    pub weights: Vec<f64>,
-    pub stopping: Stopping,
-}
+use super::settings::{Mixture, OnBadRow, Stopping};
 
 /// NumPy's `default_rng(seed)`: PCG64 (XSL-RR, 128 bits of state), seeded by a SeedSequence.
 /// Source: O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms".

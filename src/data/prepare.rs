@@ -15,10 +15,10 @@ use xtrain_report::progress;
 
 use super::error::{Error, Result};
 use super::formats::{input, table};
-use super::mixture::{Mixed, Mixture};
+use super::mixture::Mixed;
 use super::rows::{Origin, Rows, RowsWriter, Totals};
 use super::samples::{EncodedGroup, Recipe, Sample, Samples};
-use super::settings::SourceSettings;
+use super::settings::{Mixture, SourceSettings};
 use super::share::Share;
 use super::tokenizer::Tokenizer;
 use xtrain_checkpoint::lock::Lock;

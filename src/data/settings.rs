@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use super::features::Features;
-use super::mixture::Mixture;
 
 /// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
 /// from a wrong delimiter, an open quote or a decompression bomb.
@@ -11,6 +10,24 @@ pub const MAX_FIELD: usize = 64 << 20;
 
 /// Columns that a table has at most. Each costs some memory, whatever is in it.
 pub const MAX_COLUMNS: usize = 1 << 16;
+
+/// When a mixture ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stopping {
+    /// With the last sample of the file that ends first.
+    #[default]
+    FirstExhausted,
+    /// When each sample of each file has been there; files that ended begin anew.
+    AllExhausted,
+}
+
+/// How the training files are mixed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixture {
+    /// The probability of each file, in their order. All are more than 0 and their sum is 1.
+    pub weights: Vec<f64>,
+    pub stopping: Stopping,
+}
 
 /// Where examples come from and how they are prepared; the same for every task. The default has no
 /// files and changes nothing.

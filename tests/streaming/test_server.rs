@@ -181,7 +181,6 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
             _ => {}
         }
     }
-    drop(lines);
     request.body.resize(length, 0);
     reader.read_exact(&mut request.body).ok()?;
     Some(request)

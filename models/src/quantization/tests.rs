@@ -44,7 +44,7 @@ fn codes_of_4_bits_are_those_of_bitsandbytes() {
     let fp4 = "b32225547619eeccddaabb332225447619efcddaaabb32225547619eeccddaabb332225447619efcddaaabb332255476\
                69eefcddaabb332225547619efcddaaabb33225547660eefcddaabb332225547619efcddaaabb33225544661eefcddaa\
                bb332225547619efccdaaabb332255446619efcddaaab332225547619efccdaa";
-    let factors = [0.244384765625f32, 0.48193359375, 0.7177734375, 0.970703125];
+    let factors = [0.244_384_77f32, 0.481_933_6, 0.717_773_44, 0.970_703_1];
     let flat = "0feeddcba9876543221100ffeedccba9765433211100feeddcba9876543221100ffeeddcba9765433211100feeedcba9876543221100ffeedd\
                 cba986";
     for (book, dims, expected) in [

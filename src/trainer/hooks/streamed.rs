@@ -121,13 +121,12 @@ impl Fetch for Nothing {
     }
 }
 
+/// Names of tensors that are read together, in the order of writing, and the shapes of all.
+type Groups = (Vec<Vec<String>>, HashMap<String, Shape>);
+
 /// What is read at a time, in the order of writing, and the shapes that the lists' tensors are written in:
 /// those they have as a whole, floats in `dtype` if that is given.
-fn groups(
-    session: &Session,
-    lists: &[Written],
-    dtype: Option<DType>,
-) -> Result<(Vec<Vec<String>>, HashMap<String, Shape>)> {
+fn groups(session: &Session, lists: &[Written], dtype: Option<DType>) -> Result<Groups> {
     let (mut groups, mut shapes) = (Vec::new(), HashMap::new());
     for (names, max_bytes) in lists {
         for name in *names {
