@@ -3,6 +3,7 @@
 
 use super::super::{Error, Result, hostlist};
 use super::sagemaker;
+use super::variables::{Variables, number};
 
 /// torch's default, where a job has no number to take one from.
 const PORT: u16 = 29500;
@@ -117,16 +118,6 @@ impl Found {
             endpoint,
         })
     }
-}
-
-pub(super) type Variables<'v> = &'v dyn Fn(&str) -> Option<String>;
-
-pub(super) fn number(name: &str, value: &str) -> Result<usize> {
-    value.trim().parse().map_err(|_| Error::Environment {
-        variable: name.into(),
-        value: value.into(),
-        problem: "expected a number that is 0 or more".into(),
-    })
 }
 
 /// Variables that come together: those after the first must be there when the first is.

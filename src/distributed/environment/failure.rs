@@ -1,7 +1,7 @@
 //! Where an engine looks for the reason of a failure.
 
 use super::sagemaker::Container;
-use super::{GENERATION, of_process};
+use super::variables::{GENERATION, of_process};
 use std::fs;
 use std::path::PathBuf;
 

@@ -4,18 +4,20 @@
 mod engines;
 mod failure;
 pub mod sagemaker;
+mod variables;
 
 pub use engines::ENGINES;
 pub use failure::report_failure;
+pub use variables::GENERATION;
 
 use super::secret::Secret;
 use super::{Error, Result};
-use engines::{Engine, Secrets, Variables, number};
+use engines::{Engine, Secrets};
 use std::path::PathBuf;
 use std::time::Duration;
+use variables::{Variables, number, of_process};
 
 pub const ENDPOINT: &str = "XTRAIN_RDZV_ENDPOINT";
-pub const GENERATION: &str = "XTRAIN_GENERATION";
 /// Seconds since 1970 at which the launcher started.
 pub const LAUNCHED: &str = "XTRAIN_LAUNCHED";
 pub const HEARTBEAT_TIMEOUT: &str = "XTRAIN_HEARTBEAT_TIMEOUT";
@@ -86,11 +88,6 @@ impl RankInfo {
     pub fn hosts_rendezvous(&self) -> bool {
         self.rank == 0 && !self.is_launched()
     }
-}
-
-/// A variable of this process that is set to something.
-fn of_process(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Where the user's secret is kept.

@@ -2,8 +2,8 @@
 //! (aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md and environment.py). The toolkit makes
 //! its `SM_*` variables from them; a bare image has the files alone.
 
-use super::engines::Variables;
-use super::{Error, Result, of_process};
+use super::super::{Error, Result};
+use super::variables::{Variables, of_process};
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
