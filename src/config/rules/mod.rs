@@ -122,7 +122,7 @@ rules! {
         "--output_dir is missing",
         "add --output_dir DIR, where the model, checkpoints and logs go";
     json_is_for_the_plan for TRAINING
-        if *flags.json && !*flags.dry_run =>
+        if *flags.json && !*flags.dry_run && !flags.preview.is_given() =>
         "--json is for the plan: a run writes its numbers into its output directory",
         "add --dry_run";
     fit_looks_for_a_training_batch for FIT

@@ -323,7 +323,7 @@ mod tests {
     use crate::{DType, Shape, liveness};
 
     const LAYERS: usize = 6;
-    /// So many that activations are most of what a step holds.
+    /// With this number activations are most of a step's memory.
     const ROWS: usize = 1024;
     const WIDTH: usize = 64;
 
