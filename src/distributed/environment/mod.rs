@@ -1,5 +1,5 @@
 //! Which process of a job this one is, as the environment says: that of `xtrain launch`, or of one of
-//! the [`engines`] that start processes in their own ways.
+//! the engines ([`ENGINES`]) that start processes in their own ways.
 
 mod engines;
 mod failure;
