@@ -39,10 +39,10 @@ fn a_folder_is_enough() {
     fs::create_dir(bench.path("set")).unwrap();
     fs::write(bench.path("set/train.jsonl"), chats(120)).unwrap();
     fs::write(bench.path("set/valid.jsonl"), chats(24)).unwrap();
-    let run = bench.run(&format!(
+    let run = bench.run(
         "train sft --model_name_or_path base --train_file set --use_peft --lora_target_modules q_proj --do_train --do_eval --max_steps 2 \
-         --disable_tqdm --output_dir out"
-    ));
+         --disable_tqdm --output_dir out",
+    );
     run.succeeded();
     for part in [
         "note: set: train.jsonl to train on, valid.jsonl to evaluate on\n",
