@@ -77,7 +77,9 @@ fn previewed(mut words: Vec<String>) -> Vec<String> {
     words.drain(..2);
     words.insert(0, "train".into());
     let has_count = |word: &String| word == "--preview" || word.starts_with("--preview=");
-    if !words.iter().any(has_count) {
+    // Without a task it is refused as `xtrain train` is.
+    let has_task = words.get(1).is_some_and(|word| !word.starts_with('-'));
+    if has_task && !words.iter().any(has_count) {
         words.push("--preview=3".into());
     }
     words
