@@ -12,7 +12,7 @@ pub(super) enum Begin {
     CueWord,
     /// With its message: the name of its role is the assistant's own.
     Message,
-    /// Where the rule does not look: TRL counts the mark of who speaks next as the end of an answer.
+    /// Where the rule does not look: TRL counts the next role's mark as the end of an answer.
     Elsewhere,
 }
 

@@ -163,7 +163,7 @@ pub(super) fn usual_role(name: &str) -> &str {
     known.map_or(name, |(_, usual)| usual)
 }
 
-/// What is to be said of the names in ShareGPT's conversations.
+/// The part of the note on rows that names the roles in ShareGPT's conversations.
 fn roles(turns: &[Cell]) -> &'static str {
     let field = |turn: &Cell, wanted: &str| match turn {
         Cell::Fields(fields) => {

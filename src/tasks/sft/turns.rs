@@ -62,8 +62,8 @@ impl Conversation<'_> {
     /// The template fails, or writes a turn otherwise once others follow and doesn't show where it ends.
     pub fn marked(&self, from: usize) -> Result<Marked> {
         if self.rule.begin == Begin::Elsewhere {
-            let reason = "of this chat template TRL counts the mark of who speaks next as the end of an answer, which is not built; make a row of \
-                          each answer, with what comes before it as prompt and the answer as completion";
+            let reason = "with this chat template TRL counts the next role's mark as the end of an answer, which is not supported; make a row of \
+                          each answer, with the text before it as prompt and the answer as completion";
             return Err((self.bad)(reason.to_string()));
         }
         match self.answers(from) {
