@@ -59,6 +59,10 @@ fn table(results: &Value) -> String {
         ),
     );
     table.pair("precision", text("precision"));
+    let kernels = results["kernels"].as_array().into_iter().flatten();
+    for kernel in kernels.filter_map(Value::as_str) {
+        table.pair("kernel", kernel);
+    }
     let checkpointing = text("gradient_checkpointing");
     if checkpointing != "off" {
         table.pair("recomputed", checkpointing);

@@ -202,7 +202,7 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
   }
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const Plan plan = implementation->plan(x, static_cast<int>(threads));
+  const Plan plan = MakePlan(implementation->shape, x, Machine::This(static_cast<int>(threads)));
   std::optional<Loan> loan;
   auto packed = std::make_shared<Packed>();
   try {
@@ -651,9 +651,15 @@ extern "C" void xtrain_cpp_register_kernels() {
   (void)registered;
 }
 
-// Whether this processor and its operating system execute a kernel, by its number: 0 if not, 2 if the next one of its type is
-// faster, else 1.
+// Whether this processor and its operating system execute a kernel, by its number.
 extern "C" int xtrain_cpp_has_kernel(int64_t kernel) {
-  const auto number = static_cast<xtrain::kernels::Kernel>(kernel);
-  return xtrain::kernels::Find(number) == nullptr ? 0 : xtrain::kernels::IsSlow(number) ? 2 : 1;
+  return xtrain::kernels::Find(static_cast<xtrain::kernels::Kernel>(kernel)) != nullptr;
+}
+
+// Of each kernel by its number, of `count` at most: the GFLOP/s that it reaches on one core, and those of its instructions on registers;
+// 0 for those that this processor does not execute.
+extern "C" void xtrain_cpp_measure_kernels(double* gflops, double* peaks, int64_t count) {
+  xtrain::kernels::Speed speeds[xtrain::kernels::kKernels];
+  xtrain::kernels::MeasureKernels(speeds);
+  for (int64_t i = 0; i < std::min(count, xtrain::kernels::kKernels); ++i) gflops[i] = speeds[i].gflops, peaks[i] = speeds[i].peak;
 }
