@@ -8,6 +8,7 @@
 //!   another test runs it.
 //! - A block without a language that follows is what was printed: each of its lines is found in the
 //!   output, in this order, whatever the numbers are. `...` stands for words, or alone for lines.
+//!   What a model of a few steps says otherwise is a block `text`, which nothing is compared with.
 //! - A block with `<!-- from FILE -->` before it is an excerpt of that file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -367,11 +368,10 @@ fn run(block: &Block, page: &str, dir: &Path) -> String {
         .and_then(|note| note.strip_prefix("test: "));
     let program = Path::new(env!("CARGO_BIN_EXE_xtrain")).parent().unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
-    let script = format!(
-        "exec 2>&1\n{} {}\n",
-        block.text.trim_end(),
-        words.unwrap_or_default()
-    );
+    let mut script = format!("exec 2>&1\n{}", block.text.trim_end());
+    if let Some(words) = words {
+        script = format!("{script} {words}");
+    }
     let output = Command::new("bash")
         .args(["-euo", "pipefail", "-c", &script])
         .current_dir(dir)
