@@ -34,6 +34,7 @@ macro_rules! pages {
 pages! {
     start: "start.md",
     errors: "errors.md",
+    a_compiled_graph: "compiled-graph.md",
     from_the_training_compiler: "tutorials/training-compiler.md",
     from_a_trainium_script: "tutorials/trainium-script.md",
     from_model_parallel: "tutorials/model-parallel.md",
