@@ -323,6 +323,62 @@ fn the_page_of_errors_quotes_messages() {
     assert!(count > 30, "only {count} messages are explained");
 }
 
+/// The commands of `xtrain` on a page, in blocks and within sentences.
+fn commands_on(page: &str) -> Vec<String> {
+    let (prose, blocks) = parts(page);
+    let spans = prose
+        .iter()
+        .flat_map(|(_, line)| line.split('`').skip(1).step_by(2));
+    let joined = blocks.iter().map(|block| block.text.replace("\\\n", " "));
+    let lines: Vec<String> = joined
+        .flat_map(|text| text.lines().map(str::to_string).collect::<Vec<_>>())
+        .collect();
+    let lines = lines
+        .iter()
+        .map(|line| line.trim().trim_start_matches("$ "));
+    let all = spans.chain(lines);
+    all.filter(|text| text.starts_with("xtrain "))
+        .map(str::to_string)
+        .collect()
+}
+
+/// The names of the flags in a text, with `_` for `-`.
+fn flag_names(text: &str) -> Vec<String> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-';
+    let words = text.split(|c: char| !is_name(c));
+    let names = words.filter_map(|word| word.strip_prefix("--"));
+    names
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect()
+}
+
+/// No page tells readers to type a flag that does not exist.
+#[test]
+fn commands_of_all_pages_have_flags_that_exist() {
+    // The first is a mistake that docs/errors.md shows.
+    const OTHERS: [&str; 2] = ["learning_rte", "help"];
+    let reference = fs::read_to_string(root().join("docs/flags.md")).unwrap();
+    let known: BTreeSet<String> = flag_names(&reference).into_iter().collect();
+    let (mut unknown, mut count) = (Vec::new(), 0);
+    for page in documents() {
+        // These lines are of other programs, too.
+        if page.ends_with("command-lines.md") {
+            continue;
+        }
+        for command in commands_on(&fs::read_to_string(&page).unwrap()) {
+            count += 1;
+            for name in flag_names(&command) {
+                if !known.contains(&name) && !OTHERS.contains(&&*name) {
+                    unknown.push(format!("{}: --{name} in {command}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(count > 150, "only {count} commands were found");
+    assert!(unknown.is_empty(), "{}", unknown.join("\n"));
+}
+
 /// Words of a line; those with digits, which differ from run to run, are `#` without the unit that
 /// follows.
 fn shape(line: &str) -> Vec<&str> {
