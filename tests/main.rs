@@ -52,6 +52,7 @@ mod rendezvous;
 mod report;
 mod scaling;
 mod sft_data;
+mod site;
 mod steady;
 mod streaming;
 mod support;
