@@ -25,6 +25,7 @@ mod generation;
 mod glue;
 mod golden;
 mod hub;
+mod kernels;
 mod launches;
 mod layers;
 mod library;

@@ -17,7 +17,7 @@ use xtrain_test_groups::Group;
 
 /// jax's plugin, with NVIDIA's tools beside it; no card is needed. `None`, recorded as skipped,
 /// where there is none.
-fn cuda_plugin() -> Option<PathBuf> {
+pub fn cuda_plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("XTRAIN_TEST_CUDA_PLUGIN").map(PathBuf::from);
     if plugin.is_none() {
         Group::Cuda.skip("XTRAIN_TEST_CUDA_PLUGIN is not set to what tests/cuda_wheels DIR prints");

@@ -136,7 +136,8 @@ Run {
     /// The device's PJRT plugin (xla_cuda_plugin.so, libneuronpjrt.so); default:
     /// $XTRAIN_CUDA_PLUGIN or $NEURON_LIBRARY_PATH, else where pip installs it
     plugin: Option<PathBuf>, OPENING;
-    /// With --device cuda: share of GPU memory to preallocate; default: 0.9
+    /// With --device cuda: share of GPU memory to preallocate; default: 0.9, with several
+    /// GPUs 0.85
     gpu_memory_fraction: Option<Fraction>, OPENING;
     /// With --device cuda: GPUs to use, as 0,1, among those that CUDA_VISIBLE_DEVICES leaves;
     /// default: the first
@@ -183,9 +184,12 @@ Run {
     /// same with 3
     preview: Option<Count<1>>, TRAINING;
     /// With --device cuda: a GPU to compile for that need not be present; nothing runs, memory
-    /// and kernels are reported. With --device neuron: the chip; default: this instance's, else
+    /// and kernels are reported (train: with dry_run). With --device neuron: the chip; default: this instance's, else
     /// trn1
-    target: Option<Target>, COMPILE | FIT;
+    target: Option<Target>, TRAIN;
+    /// With target: report the kernels of the compiled graphs by class and layer, what to look at in
+    /// them, memory over the schedule and the least time of a step. cache show: of a stored graph
+    kernels: bool = "false", COMPILE | CACHE_SHOW;
     /// Compile nothing; report what in each graph the device's compiler is not known to support
     /// (needs neither device nor plugin)
     check: bool = "false", COMPILE;
@@ -739,7 +743,7 @@ Measurement {
     /// With --device cpu: where a step's time goes, by part of the model and kind of operation
     profile: bool = "false", BENCH;
     /// Print the result as JSON (train: the plan, with dry_run; report: with compare_losses)
-    json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
+    json: bool = "false", BENCH | COMPILE | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
     /// Degrees to run at, as 1,2,4; compared with the smallest
     degrees: Option<Degrees>, SCALING;
     /// Flag of the command to vary, or its processes, one per data-parallel replica;
@@ -760,8 +764,8 @@ Measurement {
     repeats: Count<1> = "3", SCALING;
     /// Plot throughput by degree to this SVG file
     plot: Option<WrittenPath>, SCALING;
-    /// Write table and plot to this HTML file
-    html: Option<WrittenPath>, SCALING;
+    /// Write the tables and plots to this HTML file; compile, cache show: with kernels
+    html: Option<WrittenPath>, SCALING | COMPILE | CACHE_SHOW;
     /// The run that the others are compared with, as it was named; default: the first
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
@@ -787,7 +791,7 @@ Measurement {
 }
 Neuron {
     /// With --device neuron: the chip to compile for; default: that of this instance, else trn1
-    neuron_target: Option<NeuronChip>, RUNNING, name "target";
+    neuron_target: Option<NeuronChip>, RUNNING_TRAINED, name "target";
     /// neuronx-cc's --model-type; default: that of NEURON_CC_FLAGS, else transformer
     neuron_model_type: Option<NeuronModelType>, ON_A_DEVICE;
     /// neuronx-cc's --optlevel, where 1 compiles fastest; default: that of NEURON_CC_FLAGS,

@@ -29,6 +29,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "trn1 is a chip of AWS's",
     ),
     (
+        "cards_that_are_described_run_nothing",
+        "--device cuda CLM --target h200",
+        "add --dry_run",
+    ),
+    (
+        "kernels_are_those_of_a_card",
+        "compile clm --model_type gpt2 --tokenizer_name @/tokenizer.json --kernels",
+        "for a GPU you don't have",
+    ),
+    (
+        "page_is_of_kernels",
+        "cache show 3f2a --html a.html",
+        "add --kernels",
+    ),
+    (
+        "json_is_of_kernels",
+        "compile clm --model_type gpt2 --tokenizer_name @/tokenizer.json --json",
+        "add --kernels",
+    ),
+    (
         "use_cpu_is_the_cpu",
         "CLM --no_cuda --device cuda",
         "contradict",
