@@ -32,6 +32,19 @@ const MOST_BLOCKS: usize = 16;
 /// What the rows of a block are a multiple of: whole tiles of the kernels.
 const TILE_ROWS: usize = 32;
 
+/// The rows of the blocks that logits of `rows` rows are worth dividing into; `rows` or more where they are
+/// small.
+pub fn rows_of_block(rows: usize, vocabulary: usize) -> usize {
+    let block = LEAST_ROWS
+        .max(MOST_BYTES / DType::F32.size() / vocabulary.max(1))
+        .max(rows.div_ceil(MOST_BLOCKS));
+    if rows <= block {
+        return block;
+    }
+    let block = rows.div_ceil(rows.div_ceil(block));
+    block.next_multiple_of(TILE_ROWS)
+}
+
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let has_kernels =
         matches!(target, Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some());
@@ -90,16 +103,13 @@ impl Region {
         let [rows, vocabulary] = graph.nodes[logits as usize].shape.dims[..] else {
             return None;
         };
-        let block = LEAST_ROWS
-            .max(MOST_BYTES / DType::F32.size() / vocabulary.max(1))
-            .max(rows.div_ceil(MOST_BLOCKS));
+        let block = rows_of_block(rows, vocabulary);
         if rows <= block {
             return None;
         }
-        let block = rows.div_ceil(rows.div_ceil(block));
         let mut region = Region {
             dims: [rows, vocabulary],
-            block: block.next_multiple_of(TILE_ROWS),
+            block,
             parts: BTreeMap::new(),
             order: Vec::new(),
         };
