@@ -14,7 +14,7 @@ use xtrain::trainer::feed::{BatchShape, abstract_batch};
 use xtrain::trainer::settings::{OptimizerSettings, WeightStorage};
 use xtrain::trainer::step::{Phase, TrainStep, placements};
 use xtrain_graphs::op::Op;
-use xtrain_graphs::optim::{ADAMW, MASTER_WEIGHT, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, MASTER_WEIGHT, Schedule};
 use xtrain_graphs::{Graph, InputRole, Precision, Shape};
 use xtrain_models::{HeadKind, Model, build, freeze};
 
@@ -30,12 +30,7 @@ pub(crate) fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec
         storage: WeightStorage::Bf16WithMasters,
         ..OptimizerSettings::constant(ADAMW, 0.1)
     };
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 0.1,
-        warmup: 0,
-        total: 1,
-    };
+    let schedule = Schedule::constant(0.1);
     let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
     session.set_storage(settings.storage);
     let placed = placements(model, &*settings.build(), mesh, shards_moments).unwrap();
