@@ -62,7 +62,7 @@ pub(crate) fn graphs(model: &dyn Model, mesh: Mesh, shards_moments: bool) -> Vec
     for phase in [Phase::Accumulate, Phase::Update { accumulated: true }] {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, &shape);
-        step.record(&mut recording, &inputs, phase, 0, 0).unwrap();
+        step.record(&mut recording, &inputs, phase).unwrap();
         all.extend(recording.cut(phase.graph_name()).unwrap());
     }
     all

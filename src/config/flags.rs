@@ -250,8 +250,8 @@ Model {
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
-    /// all but parquet .gz too; also s3:// and https://; a folder with train and valid files; or files
-    /// with their shares of the examples, as a.jsonl:0.7 b.jsonl:0.3
+    /// all but parquet .gz too; also s3://, gs://, az:// and https://; wildcards; a folder with train and
+    /// valid files; or files with their shares of the examples, as a.jsonl:0.7 b.jsonl:0.3
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// When a mixture of training files ends, as datasets.interleave_datasets has it: with the file
     /// that ends first, or when each row has been there, files that ended beginning anew
@@ -734,6 +734,8 @@ Measurement {
     warmup: Count<0> = "2", BENCH;
     /// Dropout wherever the model has one; random weights only
     dropout: Fraction = "0", BENCH;
+    /// Measure generation instead of training: batch texts of seq tokens are continued by steps tokens
+    generate: bool = "false", BENCH;
     /// With --device cpu: where a step's time goes, by part of the model and kind of operation
     profile: bool = "false", BENCH;
     /// Print the result as JSON (train: the plan, with dry_run; report: with compare_losses)
@@ -806,7 +808,7 @@ Cache {
     /// Load compiled graphs from cache_dir and store new ones there
     compile_cache: bool = "true", COMPILING;
     /// Where else to look for compiled graphs: another cache_dir, or a folder of objects
-    /// (s3://BUCKET/PREFIX, gs://, https://); what is found there is copied into cache_dir
+    /// (s3://BUCKET/PREFIX, gs://, az://, https://); what is found there is copied into cache_dir
     cache_remote: Option<StorePath>, COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL;
     /// Store what is compiled here in cache_remote, too; hosts that do compile each graph once
     cache_remote_write: bool = "false", READING | GENERATE | BENCH;

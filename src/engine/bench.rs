@@ -165,7 +165,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
 
 /// The model, and what it learns: encoders masked tokens, decoders the next one, whatever else the model
 /// was saved for.
-fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
+pub(super) fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
     let flags = &plan.train.flags;
     let mut read = ModelConfig::read(&plan.model, None)?;
     if let ModelSource::Scratch { overrides, .. } = &plan.model {

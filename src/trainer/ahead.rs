@@ -161,7 +161,7 @@ impl Ahead<'_, '_> {
         {
             let mut recording = session.begin_abstract(state.clone());
             let inputs = abstract_batch(&mut recording, shape);
-            step.record(&mut recording, &inputs, phase, 0, 0)?;
+            step.record(&mut recording, &inputs, phase)?;
             add(
                 &recording,
                 &graph_name(phase.graph_name(), shape.variant.as_deref()),
