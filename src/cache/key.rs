@@ -258,6 +258,13 @@ impl CompileEnvironment {
     }
 }
 
+/// The name of the device that was not attached, where what is stored under a key was compiled for one:
+/// `h200`.
+pub fn described_device(key: &Key) -> Option<&str> {
+    let (_, device) = key.value(DEVICE)?.split_once(' ')?;
+    device.strip_suffix(COMPILE_CHECK).map(str::trim_end)
+}
+
 /// Whether what is stored under a key was compiled for a device that was not attached.
 pub fn is_compile_check(key: &Key) -> bool {
     key.value(DEVICE)

@@ -26,12 +26,12 @@ mod read_through;
 mod remote_store;
 mod store;
 
-pub use aot_cache::{AotCache, AotDevice, CheckedGraph};
+pub use aot_cache::{AotCache, AotDevice, CheckedGraph, Compilation};
 pub use entry::{Content, Damage, EVALUATION, Entry, Header, Memory, Origin, Stored};
 pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
-pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
+pub use key::{DEVICE, Key, Part, described_device, is_compile_check, is_for_running, is_stale};
 pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
 pub use remote_store::RemoteStore;

@@ -1,15 +1,16 @@
 //! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory
 //! known, and nothing else done.
 
-use super::Error;
+use super::{Error, Outcome};
 use serde_json::{Value, json};
-use std::sync::Arc;
-use xtrain_cache::CompiledGraph;
 use xtrain_config::{ModelSource, RunPlan};
 use xtrain_data::Set;
+use xtrain_engine::Run;
 use xtrain_engine::model::{parameter_count, trained_count};
+use xtrain_engine::precompile::PlannedGraph;
+use xtrain_engine::target::AotTarget;
 use xtrain_engine::task::TaskData;
-use xtrain_engine::{Run, failed};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 use xtrain_parallel::schedule::bubble;
 use xtrain_parallel::{Axis, Placements, Stages};
@@ -17,22 +18,57 @@ use xtrain_report::scaling::Exchange;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, exact, flop};
 use xtrain_report::{out, outln};
-use xtrain_runtime::CompiledMemory;
 use xtrain_trainer::feed::BatchShape;
 use xtrain_trainer::fit::Footprint;
+use xtrain_trainer::run_loop::RunLength;
 use xtrain_trainer::settings::{Checkpointing, WeightStorage};
 use xtrain_trainer::step::TrainStep;
 use xtrain_trainer::trained::Trained;
 
+/// Prints a run's plan: of a run here, or on a card that is not attached.
+pub(super) fn run(plan: RunPlan) -> Result<Outcome, Error> {
+    let mut run = match plan.target {
+        Some(_) => Run::for_planning(plan)?,
+        None => Run::prepare(plan)?,
+    };
+    let mut target = AotTarget::of(&run)?;
+    run.resolve_auto_batch(target.as_mut())?;
+    if *run.plan.train.flags.json {
+        print_json(&mut run, target.as_mut())?;
+    } else {
+        print(&mut run, target.as_mut())?;
+    }
+    Ok(Outcome::Done)
+}
+
 /// Prints the plan on standard output.
-pub(super) fn print(run: &mut Run) -> Result<(), Error> {
+fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error> {
     let known = run.length()?;
     let exchanged = run.exchanged()?;
-    let (plan, settings) = (&run.plan, &run.plan.train);
-    let model = &*run.loaded.model;
     let mut table = Table::pairs();
+    describe_model(&mut table, run);
+    if let Some((length, schedule)) = known {
+        describe_training(&mut table, run, &length, &schedule, exchanged);
+    }
+    if let Some(data) = &run.validation {
+        table.heading("evaluation");
+        describe_data(&mut table, data, &run.task);
+    }
+    out!("{}", table.render());
+    print_graphs(run, target.as_deref_mut())?;
+    print_memory(run, target)?;
+    outln!(
+        "\ndry run: nothing was trained or written to {}",
+        run.plan.train.output_dir.display()
+    );
+    Ok(())
+}
+
+/// The model: its size, what of it is trained and how it is held.
+fn describe_model(table: &mut Table, run: &Run) {
+    let model = &*run.loaded.model;
     table.heading("model");
-    table.pair("configuration", configuration(plan, model));
+    table.pair("configuration", configuration(&run.plan, model));
     table.pair("parameters", exact(parameter_count(model)));
     if run.loaded.trained != Trained::All {
         let count = exact(trained_count(model));
@@ -58,95 +94,103 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     if let Some(labels) = run.task.labels() {
         table.pair("labels", labels.names().join(", "));
     }
-    if let Some((length, schedule)) = known {
-        let (mesh, shards) = (settings.mesh, settings.mesh.batch_shards());
-        let examples = settings.examples_per_step();
-        table.heading("training");
-        match &run.train {
-            Some(data) => describe_data(&mut table, data, &run.task),
-            None => {
-                let source = plan.task.source();
-                let files = source.train_files.len();
-                let buffer = exact(source.streaming.unwrap_or_default() as u64);
-                let text = format!("streamed from {files} files, {buffer} rows in the buffer");
-                table.pair("text", text);
-            }
-        }
-        let groups = match (mesh.tensor > 1 || mesh.stage > 1, shards) {
-            (true, 1) => " group of devices",
-            (true, _) => " groups of devices",
-            (false, 1) => " device",
-            (false, _) => " devices",
-        };
-        table.pair(
-            "examples per step",
-            format!(
-                "{examples} = {} per device x {} accumulated x {shards}{groups}",
-                settings.per_device_train_batch_size, *settings.flags.gradient_accumulation_steps,
-            ),
-        );
-        let shapes = run.shapes().train;
-        let longest = shapes.last().map_or(0, |shape| shape.tokens);
-        let most = if shapes.len() > 1 { "up to " } else { "" };
-        let tokens = exact((examples * longest) as u64);
-        table.pair("tokens per step", format!("{most}{tokens}"));
-        if run.train.is_some() {
-            table.pair("steps per epoch", exact(length.updates_per_epoch));
-        }
-        let tf32 = if plan.device.settings.tf32 {
-            ", those of f32 in TF32"
-        } else {
-            ""
-        };
-        table.pair("matrix products", format!("{}{tf32}", settings.precision));
-        let weights = match settings.optimizer.storage {
-            WeightStorage::F32 => None,
-            WeightStorage::Bf16WithMasters => Some("bfloat16, with float32 copies"),
-            WeightStorage::Bf16 => Some("bfloat16, as is the optimizer's state"),
-        };
-        if let Some(weights) = weights {
-            table.pair("weights", weights);
-        }
-        if settings.checkpointing != Checkpointing::Off {
-            let kept = format!("activations ({})", settings.checkpointing);
-            table.pair("computed twice", kept);
-        }
-        if *settings.flags.sequence_parallel {
-            let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
-            table.pair("tokens", format!("{part} on each device"));
-        }
-        let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
-        table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
-        let largest = shapes.iter().map(|shape| work(model, shape));
-        let microbatches = *settings.flags.gradient_accumulation_steps * shards;
-        let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
-        table.pair("work per step", format!("{most}{work}"));
-        let placements = run.session.placements();
-        if let Some(stages) = placements.stages() {
-            let step = run.execution().recorded_step(model, &run.task.objective);
-            describe_stages(&mut table, plan, stages, &step, placements);
-        }
-        for axis in Axis::ALL {
-            if let Some(groups) = mesh.groups(&[axis]) {
-                table.pair(format!("{axis} groups"), format!("{groups:?}"));
-            }
-        }
-        for Exchange {
-            kind,
-            axis,
-            bytes: size,
-        } in exchanged
-        {
-            let exchanged = format!("{most}{} in {kind} over {axis}", bytes(size));
-            table.pair("exchanged per step", exchanged);
-        }
-    }
-    if let Some(data) = &run.validation {
-        table.heading("evaluation");
-        describe_data(&mut table, data, &run.task);
-    }
-    out!("{}", table.render());
+}
 
+/// The training: its data, steps, work, and what its devices hold and exchange.
+fn describe_training(
+    table: &mut Table,
+    run: &Run,
+    length: &RunLength,
+    schedule: &Schedule,
+    exchanged: Vec<Exchange>,
+) {
+    let (plan, settings) = (&run.plan, &run.plan.train);
+    let model = &*run.loaded.model;
+    let (mesh, shards) = (settings.mesh, settings.mesh.batch_shards());
+    let examples = settings.examples_per_step();
+    table.heading("training");
+    match &run.train {
+        Some(data) => describe_data(table, data, &run.task),
+        None => {
+            let source = plan.task.source();
+            let files = source.train_files.len();
+            let buffer = exact(source.streaming.unwrap_or_default() as u64);
+            let text = format!("streamed from {files} files, {buffer} rows in the buffer");
+            table.pair("text", text);
+        }
+    }
+    let groups = match (mesh.tensor > 1 || mesh.stage > 1, shards) {
+        (true, 1) => " group of devices",
+        (true, _) => " groups of devices",
+        (false, 1) => " device",
+        (false, _) => " devices",
+    };
+    table.pair(
+        "examples per step",
+        format!(
+            "{examples} = {} per device x {} accumulated x {shards}{groups}",
+            settings.per_device_train_batch_size, *settings.flags.gradient_accumulation_steps,
+        ),
+    );
+    let shapes = run.shapes().train;
+    let longest = shapes.last().map_or(0, |shape| shape.tokens);
+    let most = if shapes.len() > 1 { "up to " } else { "" };
+    let tokens = exact((examples * longest) as u64);
+    table.pair("tokens per step", format!("{most}{tokens}"));
+    if run.train.is_some() {
+        table.pair("steps per epoch", exact(length.updates_per_epoch));
+    }
+    let tf32 = if plan.device.settings.tf32 {
+        ", those of f32 in TF32"
+    } else {
+        ""
+    };
+    table.pair("matrix products", format!("{}{tf32}", settings.precision));
+    let weights = match settings.optimizer.storage {
+        WeightStorage::F32 => None,
+        WeightStorage::Bf16WithMasters => Some("bfloat16, with float32 copies"),
+        WeightStorage::Bf16 => Some("bfloat16, as is the optimizer's state"),
+    };
+    if let Some(weights) = weights {
+        table.pair("weights", weights);
+    }
+    if settings.checkpointing != Checkpointing::Off {
+        let kept = format!("activations ({})", settings.checkpointing);
+        table.pair("computed twice", kept);
+    }
+    if *settings.flags.sequence_parallel {
+        let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
+        table.pair("tokens", format!("{part} on each device"));
+    }
+    let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
+    table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
+    let largest = shapes.iter().map(|shape| work(model, shape));
+    let microbatches = *settings.flags.gradient_accumulation_steps * shards;
+    let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
+    table.pair("work per step", format!("{most}{work}"));
+    let placements = run.session.placements();
+    if let Some(stages) = placements.stages() {
+        let step = run.execution().recorded_step(model, &run.task.objective);
+        describe_stages(table, plan, stages, &step, placements);
+    }
+    for axis in Axis::ALL {
+        if let Some(groups) = mesh.groups(&[axis]) {
+            table.pair(format!("{axis} groups"), format!("{groups:?}"));
+        }
+    }
+    for Exchange {
+        kind,
+        axis,
+        bytes: size,
+    } in exchanged
+    {
+        let exchanged = format!("{most}{} in {kind} over {axis}", bytes(size));
+        table.pair("exchanged per step", exchanged);
+    }
+}
+
+/// Compiles the graphs, and prints a table of them with their memory.
+fn print_graphs(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let mut table = Table::new("llrrrr");
     table.row([
         "graph",
@@ -156,7 +200,9 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         "temporaries",
         "peak per device",
     ]);
-    for (graph, memory) in compiled(run)? {
+    let graphs = run.planned(target)?;
+    for graph in &graphs {
+        let memory = graph.memory;
         let cached = if graph.loaded { " (cached)" } else { "" };
         table.row([
             graph.name.clone(),
@@ -168,9 +214,15 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         ]);
     }
     out!("\n{}", table.render());
+    print_bounds(&graphs);
+    Ok(())
+}
+
+/// Prints what a device holds: by stage in a pipeline, and against a budget where one is given.
+fn print_memory(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let is_pipeline = run.plan.train.mesh.stage > 1;
     if is_pipeline || run.plan.memory.is_some() {
-        let found = run.footprints()?;
+        let found = run.footprints(target)?;
         if is_pipeline {
             let mut table = Table::pairs();
             table.heading("memory per device, with the microbatches under way");
@@ -195,10 +247,6 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             );
         }
     }
-    outln!(
-        "\ndry run: nothing was trained or written to {}",
-        run.plan.train.output_dir.display()
-    );
     Ok(())
 }
 
@@ -220,17 +268,6 @@ fn configuration(plan: &RunPlan, model: &dyn Model) -> String {
     } else {
         format!("{source} with {}", changes.join(","))
     }
-}
-
-/// The run's graphs with what the compiler says of their memory.
-fn compiled(run: &mut Run) -> Result<Vec<(Arc<CompiledGraph>, CompiledMemory)>, Error> {
-    let graphs = run.compile(1, &mut |_| ())?.into_iter();
-    let memory = |graph: Arc<CompiledGraph>| {
-        let memory = graph.memory();
-        let memory = memory.map_err(failed("reading the compiler's memory statistics"))?;
-        Ok((graph, memory))
-    };
-    graphs.map(memory).collect()
 }
 
 /// The stages of a pipeline: what each has and needs.
@@ -266,17 +303,39 @@ fn describe_stages(
     table.pair("schedule", text);
 }
 
+/// How long the graphs take at least, where the card's rates are known.
+fn print_bounds(graphs: &[PlannedGraph]) {
+    let bounds = graphs
+        .iter()
+        .filter_map(|graph| Some((graph, graph.bounds?)));
+    let mut table = Table::pairs();
+    let mut has_any = false;
+    for (graph, bounds) in bounds {
+        if !has_any {
+            table.heading("least time of an execution (see docs/cuda.md)");
+        }
+        has_any = true;
+        table.pair(&graph.name, bounds.text());
+    }
+    if has_any {
+        out!("\n{}", table.render());
+    }
+}
+
 /// The plan as one line of JSON on standard output, for programs.
-pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
+fn print_json(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error> {
     let exchanged = run.exchanged()?;
-    let compiled = compiled(run)?;
-    let graphs = compiled.iter().map(|(graph, memory)| {
+    let planned = run.planned(target.as_deref_mut())?;
+    let graphs = planned.iter().map(|graph| {
+        let memory = graph.memory;
+        let bounds = graph.bounds.map(|bounds| bounds.json());
         json!({
             "name": graph.name,
             "fingerprint": graph.fingerprint.to_string(),
             "argument_bytes": memory.argument_bytes,
             "temp_bytes": memory.temp_bytes,
             "peak_bytes_per_device": memory.peak(),
+            "bounds": bounds,
         })
     });
     let (settings, model) = (&run.plan.train, &*run.loaded.model);
@@ -294,7 +353,7 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
         "graphs": graphs.collect::<Vec<_>>(),
     });
     if let Some(memory) = run.plan.memory {
-        let peak = Footprint::largest(run.footprints()?).peak;
+        let peak = Footprint::largest(run.footprints(target)?).peak;
         plan["memory_bytes"] = json!(memory);
         plan["peak_bytes_of_run"] = json!(peak);
         plan["fits"] = json!(peak <= memory);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use xtrain_config::{BenchPlan, ModelSource};
 use xtrain_data::batch::{Batch, HostLabels};
 use xtrain_graphs::Precision;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::{Config, HeadKind, IGNORED_LABEL, MaskedToken, NextToken, Objective};
 use xtrain_report::memory::{cpu_time, peak_rss};
 use xtrain_report::scaling::Exchange;
@@ -56,12 +56,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     ];
     let mut session = execution.session(model, origin("bench", model, &shape))?;
     let total = (*flags.warmup + *flags.steps) as u64;
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: plan.train.optimizer.learning_rate,
-        warmup: 0,
-        total,
-    };
+    let schedule = Schedule::constant(plan.train.optimizer.learning_rate);
     let train_step = execution.step(model, &objective, schedule);
     let form = form(plan, objective.clone());
     let shapes = RunShapes {

@@ -115,12 +115,7 @@ impl Run {
             }
             state.log.track(trackers);
         }
-        let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
-        if stopped_early {
-            errln!(
-                "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
-            );
-        }
+        let stopped_early = stopped_early(&state);
         let saved = extra_state
             .iter()
             .filter(|state| state.saved && !*flags.save_only_model);
@@ -292,6 +287,17 @@ impl Run {
         resume::note_trained(&mut identity, &self.loaded);
         identity
     }
+}
+
+/// Whether the checkpoint is of a run that stopped early, which a note says.
+fn stopped_early(state: &RunState) -> bool {
+    let stopped = state.best.as_ref().is_some_and(Best::should_stop);
+    if stopped {
+        errln!(
+            "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
+        );
+    }
+    stopped
 }
 
 /// Starts to make the graphs of training.

@@ -1,7 +1,7 @@
 //! Damaged HLO modules.
 
 use crate::Signature;
-use crate::hlo::{self, live_buffers, stats};
+use crate::hlo::{self, kernels, live_buffers, stats};
 use prost::Message;
 use xtrain_fuzz::Target;
 
@@ -22,6 +22,7 @@ const TARGETS: &[Target] = &[
         read: |_, bytes| {
             let _ = hlo::read(bytes);
             let _ = stats::of(bytes);
+            let _ = kernels::of(bytes);
             let _ = live_buffers::peak(bytes);
             let _ = hlo::with_required_aliases(bytes);
         },
@@ -93,14 +94,4 @@ fn modules() -> Vec<Vec<u8>> {
     vec![module.encode_to_vec()]
 }
 
-#[test]
-fn damaged_input_is_refused_by_every_reader() {
-    xtrain_fuzz::try_shortly(TARGETS);
-}
-
-/// Of `bin/soak fuzz`.
-#[test]
-#[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
-fn soak() {
-    xtrain_fuzz::soak(TARGETS);
-}
+xtrain_fuzz::tests!(TARGETS);

@@ -126,7 +126,8 @@ impl Ahead<'_, '_> {
             steps.push((name.to_string(), recording.cut(name)?));
             Ok(())
         };
-        if !shapes.train.is_empty() {
+        let target = session.cache().target();
+        if !shapes.train.is_empty() && matmul_peak::is_unknown(target, step.precision()) {
             let mut recording = session.begin_abstract(state.clone());
             matmul_peak::record_abstract(&mut recording, step.precision())?;
             add(&recording, matmul_peak::GRAPH_NAME)?;

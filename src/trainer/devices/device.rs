@@ -27,7 +27,7 @@ use xtrain_runtime::{
 pub struct DeviceSettings {
     /// The vendor's plugin; `None`: it is looked for.
     pub plugin: Option<PathBuf>,
-    /// Of a GPU's memory, what is taken at the start; `None`: `gpu::MEMORY_SHARE`.
+    /// Of a GPU's memory, what is taken at the start; `None`: `gpu::memory_share`.
     pub memory_fraction: Option<f64>,
     /// The GPUs that are used, by CUDA's numbers. Empty: the first.
     pub visible_devices: Vec<i64>,

@@ -9,6 +9,7 @@
 //! equal, or each holds its part; feeds may differ. In a pipeline the recorded graph is split into
 //! pieces, which the stages' replicas run (`pipeline`).
 
+mod initial;
 pub mod parameters;
 mod recording;
 mod repeated;

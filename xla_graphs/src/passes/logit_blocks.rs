@@ -16,10 +16,17 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Composite, Op, Reduction};
-use crate::target::Target;
+use crate::target::{CpuKernels, Target};
 use crate::trace::{ScopeGuard, Tensor, Trace};
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// The rows of the blocks that logits of `rows` rows are worth dividing into, whatever the target; `rows` where
+/// they are small.
+pub fn rows_of_block(rows: usize, vocabulary: usize) -> usize {
+    let costs = CostModel::of(CpuKernels::default());
+    costs.logit_block(rows, vocabulary).unwrap_or(rows)
+}
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let costs = match target {

@@ -38,6 +38,7 @@ mod rebuild;
 pub mod stages;
 
 pub use autocast::Precision;
+pub use logit_blocks::rows_of_block;
 
 use crate::error::Result;
 use crate::graph::Graph;
