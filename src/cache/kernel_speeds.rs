@@ -76,8 +76,9 @@ fn stored_or_measured(
     if let Some(stored) = read(path, here) {
         return stored;
     }
+    let is_damaged = path.exists();
     let measured = measure();
-    match store(path, &about(&measured)) {
+    match store(path, &about(&measured), is_damaged) {
         // Of several processes that measure at once all take the first one's.
         Ok(()) => read(path, here).unwrap_or(measured),
         Err(error) => {
@@ -92,13 +93,16 @@ fn stored_or_measured(
     }
 }
 
-fn store(path: &Path, measured: &Measured) -> Result<(), xtrain_checkpoint::Error> {
+fn store(
+    path: &Path,
+    measured: &Measured,
+    is_damaged: bool,
+) -> Result<(), xtrain_checkpoint::Error> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(xtrain_checkpoint::Error::io("create", folder))?;
     let text = serde_json::to_vec_pretty(measured).expect("texts and numbers");
     let fill = |writer: &mut dyn std::io::Write| writer.write_all(&text);
-    if path.exists() {
-        // A damaged one.
+    if is_damaged {
         return atomic::write_file(path, |writer| fill(writer));
     }
     atomic::write_new(path, |writer| fill(writer))

@@ -352,9 +352,13 @@ pub fn describe_change(name: &str, old: &str, new: &str) -> String {
     if name == TARGET {
         // Of two processors, or of one that measured its kernels anew, the kernels are what differs.
         let calls = |target: &str| target.find(CALLS).map(|at| target[at..].to_string());
-        let short = |target: &str| match calls(old) == calls(new) {
-            true => target.split(CALLS).next().unwrap_or_default().to_string(),
-            false => target.to_string(),
+        let short = |target: &str| {
+            let clauses = if calls(old) == calls(new) {
+                target.split(CALLS).next()
+            } else {
+                None
+            };
+            clauses.unwrap_or(target).to_string()
         };
         return format!("{name}: `{}` was `{}`", short(new), short(old));
     }
