@@ -452,7 +452,7 @@ fn real_tables_have_their_known_rows_and_labels() {
 }
 
 /// The same tokens whatever the number of workers; how many samples a second is printed for
-/// docs/data.md.
+/// docs/log/performance.md.
 #[test]
 fn workers_only_change_the_speed() {
     let of = |data: PathBuf, files: [&str; 3]| files.map(|file| data.join(file));

@@ -225,7 +225,7 @@ fn objects_of_a_web_server_and_of_s3_are_trained_on_like_files() {
     bench.store.fault("/bucket/a.txt", Fault::NeedsSignature);
     let s3 = [
         "s3://bucket/a.txt",
-        "s3://bucket/b.jsonl",
+        "s3://bucket/b.js*",
         "s3://bucket/c.parquet",
     ];
     bench.command(&s3, "s3", &steps).run().succeeded();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use xtrain_graphs::{Fingerprint, Graph, Target, flops, passes};
 use xtrain_report::errln;
 use xtrain_runtime::hlo::launch_stats::{self, Launches};
-use xtrain_runtime::{CompileOptions, CompiledModule, Library, Topology};
+use xtrain_runtime::{CompileOptions, CompiledModule, Library, Signature, Topology};
 
 /// The header's name for the operations of products with 16-bit operands, and for those of all
 /// others.
@@ -60,6 +60,17 @@ pub struct CheckedGraph {
     pub loaded: bool,
     /// Time that lowering and compiling, or else reading, took.
     pub ready_time: Duration,
+}
+
+/// What the compiler made of a module.
+pub struct Compilation {
+    compiled: CompiledModule,
+    /// The compiler's account.
+    pub memory: Memory,
+    /// What a step launches, if the compiler reports it.
+    pub launches: Option<Launches>,
+    /// The optimized module, a serialized HloModuleProto.
+    pub module: Vec<u8>,
 }
 
 impl CheckedGraph {
@@ -201,28 +212,12 @@ impl AotCache {
         let start = Instant::now();
         let prepared = passes::lower(graph, self.device.target)?;
         let module = Library::open()?.lower(&prepared.to_bytes())?;
-        // Only a dump lists what is launched.
-        let dump = tempfile::tempdir().ok();
-        let mut options = self.device.options.clone();
-        if let Some(dump) = &dump {
-            options
-                .local
-                .extend(launch_stats::dump_options(dump.path()));
-        }
-        let compiled = self
-            .device
-            .topology
-            .compile(&module, &signature(graph), &options)?;
-        let launches = dump.and_then(|dump| Launches::in_dump(dump.path()));
-        let stats = compiled.memory_stats()?;
-        let memory = Memory {
-            arguments: stats.argument_bytes,
-            outputs: stats.output_bytes,
-            donated: stats.alias_bytes,
-            temporaries: stats.temp_bytes,
-            code: stats.generated_code_bytes,
-            peak: stats.peak(),
-        };
+        let Compilation {
+            compiled,
+            memory,
+            launches,
+            module: optimized,
+        } = self.compile_lowered(&module, &signature(graph))?;
         let key = self.environment.key(graph);
         let checked = CheckedGraph {
             name: graph.name.clone(),
@@ -231,7 +226,7 @@ impl AotCache {
             memory,
             work: flops::matmuls(&prepared),
             launches,
-            module: compiled.optimized_hlo()?,
+            module: optimized,
             loaded: false,
             ready_time: start.elapsed(),
         };
@@ -245,6 +240,43 @@ impl AotCache {
         };
         self.save(graph, header, &module, &checked.module, &compiled);
         Ok(checked)
+    }
+
+    /// Compiles a module that another program has lowered, a serialized HloModuleProto, and stores
+    /// nothing.
+    ///
+    /// # Errors
+    /// If the bytes are no module, or it does not compile.
+    pub fn compile_module(&self, module: &[u8]) -> Result<Compilation, Error> {
+        self.compile_lowered(module, &Signature::of_module(module)?)
+    }
+
+    fn compile_lowered(&self, module: &[u8], signature: &Signature) -> Result<Compilation, Error> {
+        // Only a dump lists what is launched.
+        let dump = tempfile::tempdir().ok();
+        let mut options = self.device.options.clone();
+        if let Some(dump) = &dump {
+            options
+                .local
+                .extend(launch_stats::dump_options(dump.path()));
+        }
+        let compiled = self.device.topology.compile(module, signature, &options)?;
+        let launches = dump.and_then(|dump| Launches::in_dump(dump.path()));
+        let stats = compiled.memory_stats()?;
+        let memory = Memory {
+            arguments: stats.argument_bytes,
+            outputs: stats.output_bytes,
+            donated: stats.alias_bytes,
+            temporaries: stats.temp_bytes,
+            code: stats.generated_code_bytes,
+            peak: stats.peak(),
+        };
+        Ok(Compilation {
+            module: compiled.optimized_hlo()?,
+            compiled,
+            memory,
+            launches,
+        })
     }
 
     fn save(

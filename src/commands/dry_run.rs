@@ -1,15 +1,15 @@
 //! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory
 //! known, and nothing else done.
 
-use super::Error;
+use super::{Error, Outcome};
 use serde_json::{Value, json};
-use std::sync::Arc;
-use xtrain_cache::CompiledGraph;
 use xtrain_config::{ModelSource, RunPlan};
 use xtrain_data::Set;
+use xtrain_engine::Run;
 use xtrain_engine::model::{parameter_count, trained_count};
+use xtrain_engine::precompile::PlannedGraph;
+use xtrain_engine::target::AotTarget;
 use xtrain_engine::task::TaskData;
-use xtrain_engine::{Run, failed};
 use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 use xtrain_parallel::schedule::bubble;
@@ -18,7 +18,6 @@ use xtrain_report::scaling::Exchange;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, exact, flop};
 use xtrain_report::{out, outln};
-use xtrain_runtime::CompiledMemory;
 use xtrain_trainer::feed::BatchShape;
 use xtrain_trainer::fit::Footprint;
 use xtrain_trainer::run_loop::RunLength;
@@ -26,8 +25,24 @@ use xtrain_trainer::settings::{Checkpointing, WeightStorage};
 use xtrain_trainer::step::TrainStep;
 use xtrain_trainer::trained::Trained;
 
+/// Prints a run's plan: of a run here, or on a card that is not attached.
+pub(super) fn run(plan: RunPlan) -> Result<Outcome, Error> {
+    let mut run = match plan.target {
+        Some(_) => Run::for_planning(plan)?,
+        None => Run::prepare(plan)?,
+    };
+    let mut target = AotTarget::of(&run)?;
+    run.resolve_auto_batch(target.as_mut())?;
+    if *run.plan.train.flags.json {
+        print_json(&mut run, target.as_mut())?;
+    } else {
+        print(&mut run, target.as_mut())?;
+    }
+    Ok(Outcome::Done)
+}
+
 /// Prints the plan on standard output.
-pub(super) fn print(run: &mut Run) -> Result<(), Error> {
+fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error> {
     let known = run.length()?;
     let exchanged = run.exchanged()?;
     let mut table = Table::pairs();
@@ -40,8 +55,8 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         describe_data(&mut table, data, &run.task);
     }
     out!("{}", table.render());
-    print_graphs(run)?;
-    print_memory(run)?;
+    print_graphs(run, target.as_deref_mut())?;
+    print_memory(run, target)?;
     outln!(
         "\ndry run: nothing was trained or written to {}",
         run.plan.train.output_dir.display()
@@ -175,7 +190,7 @@ fn describe_training(
 }
 
 /// Compiles the graphs, and prints a table of them with their memory.
-fn print_graphs(run: &mut Run) -> Result<(), Error> {
+fn print_graphs(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let mut table = Table::new("llrrrr");
     table.row([
         "graph",
@@ -185,7 +200,9 @@ fn print_graphs(run: &mut Run) -> Result<(), Error> {
         "temporaries",
         "peak per device",
     ]);
-    for (graph, memory) in compiled(run)? {
+    let graphs = run.planned(target)?;
+    for graph in &graphs {
+        let memory = graph.memory;
         let cached = if graph.loaded { " (cached)" } else { "" };
         table.row([
             graph.name.clone(),
@@ -197,14 +214,15 @@ fn print_graphs(run: &mut Run) -> Result<(), Error> {
         ]);
     }
     out!("\n{}", table.render());
+    print_bounds(&graphs);
     Ok(())
 }
 
 /// Prints what a device holds: by stage in a pipeline, and against a budget where one is given.
-fn print_memory(run: &mut Run) -> Result<(), Error> {
+fn print_memory(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let is_pipeline = run.plan.train.mesh.stage > 1;
     if is_pipeline || run.plan.memory.is_some() {
-        let found = run.footprints()?;
+        let found = run.footprints(target)?;
         if is_pipeline {
             let mut table = Table::pairs();
             table.heading("memory per device, with the microbatches under way");
@@ -252,17 +270,6 @@ fn configuration(plan: &RunPlan, model: &dyn Model) -> String {
     }
 }
 
-/// The run's graphs with what the compiler says of their memory.
-fn compiled(run: &mut Run) -> Result<Vec<(Arc<CompiledGraph>, CompiledMemory)>, Error> {
-    let graphs = run.compile(1, &mut |_| ())?.into_iter();
-    let memory = |graph: Arc<CompiledGraph>| {
-        let memory = graph.memory();
-        let memory = memory.map_err(failed("reading the compiler's memory statistics"))?;
-        Ok((graph, memory))
-    };
-    graphs.map(memory).collect()
-}
-
 /// The stages of a pipeline: what each has and needs.
 fn describe_stages(
     table: &mut Table,
@@ -296,17 +303,39 @@ fn describe_stages(
     table.pair("schedule", text);
 }
 
+/// How long the graphs take at least, where the card's rates are known.
+fn print_bounds(graphs: &[PlannedGraph]) {
+    let bounds = graphs
+        .iter()
+        .filter_map(|graph| Some((graph, graph.bounds?)));
+    let mut table = Table::pairs();
+    let mut has_any = false;
+    for (graph, bounds) in bounds {
+        if !has_any {
+            table.heading("least time of an execution (see docs/cuda.md)");
+        }
+        has_any = true;
+        table.pair(&graph.name, bounds.text());
+    }
+    if has_any {
+        out!("\n{}", table.render());
+    }
+}
+
 /// The plan as one line of JSON on standard output, for programs.
-pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
+fn print_json(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error> {
     let exchanged = run.exchanged()?;
-    let compiled = compiled(run)?;
-    let graphs = compiled.iter().map(|(graph, memory)| {
+    let planned = run.planned(target.as_deref_mut())?;
+    let graphs = planned.iter().map(|graph| {
+        let memory = graph.memory;
+        let bounds = graph.bounds.map(|bounds| bounds.json());
         json!({
             "name": graph.name,
             "fingerprint": graph.fingerprint.to_string(),
             "argument_bytes": memory.argument_bytes,
             "temp_bytes": memory.temp_bytes,
             "peak_bytes_per_device": memory.peak(),
+            "bounds": bounds,
         })
     });
     let (settings, model) = (&run.plan.train, &*run.loaded.model);
@@ -324,7 +353,7 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
         "graphs": graphs.collect::<Vec<_>>(),
     });
     if let Some(memory) = run.plan.memory {
-        let peak = Footprint::largest(run.footprints()?).peak;
+        let peak = Footprint::largest(run.footprints(target)?).peak;
         plan["memory_bytes"] = json!(memory);
         plan["peak_bytes_of_run"] = json!(peak);
         plan["fits"] = json!(peak <= memory);

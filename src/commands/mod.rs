@@ -12,6 +12,7 @@ mod dry_run;
 mod eval;
 mod fit;
 mod generate;
+mod kernels;
 mod launch;
 mod merge;
 mod meshes;

@@ -2,11 +2,12 @@
 //! otherwise need one: whether everything compiles, what memory it takes, which
 //! kernels it becomes, and how long it has to take at least.
 
-use super::{Error, Outcome, doctor};
+use super::{Error, Outcome, doctor, kernels};
 use std::time::Duration;
 use xtrain_cache::CheckedGraph;
 use xtrain_config::RunPlan;
 use xtrain_engine::fit::Breakdown;
+use xtrain_engine::kernels::{Compiled, report};
 use xtrain_engine::target::AotTarget;
 use xtrain_engine::{Run, failed};
 use xtrain_graphs::Graph;
@@ -23,6 +24,8 @@ use xtrain_trainer::matmul_peak;
 
 /// `xtrain compile --target`: every graph of the run, with what is known of it.
 pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
+    let flags = plan.train.flags.clone();
+    kernels::check(&flags)?;
     let mut run = Run::for_recording(plan)?;
     let mut target = AotTarget::of(&run)?.expect("called for plans with a target");
     run.resolve_auto_batch(Some(&mut target))?;
@@ -54,6 +57,8 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
         shapes: &shapes,
         metrics: Some(&*run.task.metrics()),
     };
+    let usable = target.gpu.usable_memory(run.plan.train.mesh.devices());
+    let mut reports = Vec::new();
     for (step, graph) in each(&steps) {
         let checked = target
             .graphs
@@ -64,7 +69,7 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
         let placements = ahead.session.placements();
         let split = Breakdown::of(&step_of_run, placements, &found, &checked.module)?;
         let mut table = heading(&checked, target.gpu);
-        memory_rows(&mut table, graph, &split, found.peak, target.gpu);
+        memory_rows(&mut table, graph, &split, found.peak, usable, target.gpu);
         kernel_rows(&mut table, &facts);
         launch_row(&mut table, checked.launches);
         let tf32 = run.plan.device.settings.tf32;
@@ -75,7 +80,22 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
             bytes: facts.bytes,
         };
         work_rows(&mut table, work, target.gpu.estimate(work), target.gpu);
-        out!("{}", table.render());
+        if !*flags.json {
+            out!("{}", table.render());
+        }
+        if *flags.kernels {
+            reports.push(report(&Compiled {
+                title: title(&checked, target.gpu),
+                module: &checked.module,
+                graph: Some(graph),
+                memory: Some(checked.memory),
+                launches: checked.launches,
+                gpu: Some(target.gpu),
+            })?);
+        }
+    }
+    if *flags.kernels {
+        kernels::print(&reports, &flags)?;
     }
     describe(&target);
     Ok(Outcome::Done)
@@ -100,22 +120,24 @@ fn heading(checked: &CheckedGraph, gpu: Gpu) -> Table {
     };
     let seconds = checked.ready_time.as_secs_f64();
     let mut table = Table::pairs();
-    table.heading(format!(
-        "{} for {} {}  {how} in {seconds:.1} s",
-        checked.name,
-        gpu.name(),
-        &checked.id[..12]
-    ));
+    table.heading(format!("{}  {how} in {seconds:.1} s", title(checked, gpu)));
     table
 }
 
-fn memory_rows(table: &mut Table, graph: &Graph, split: &Breakdown, peak: u64, gpu: Gpu) {
+fn title(checked: &CheckedGraph, gpu: Gpu) -> String {
+    format!("{} for {} {}", checked.name, gpu.name(), &checked.id[..12])
+}
+
+fn memory_rows(
+    table: &mut Table,
+    graph: &Graph,
+    split: &Breakdown,
+    peak: u64,
+    usable: u64,
+    gpu: Gpu,
+) {
     let state = graph.aliases().count();
-    let verdict = if peak > gpu.usable_memory() {
-        ": DOES NOT FIT"
-    } else {
-        ""
-    };
+    let verdict = if peak > usable { ": DOES NOT FIT" } else { "" };
     table.pair(
         "memory at the peak",
         format!("{} of {}{verdict}", bytes(peak), bytes(gpu.memory())),

@@ -78,16 +78,11 @@ fn prepared(
     interrupt: Option<&Interrupt>,
     push: Option<&Push>,
 ) -> Result<Outcome, Error> {
+    if *plan.train.flags.dry_run {
+        return dry_run::run(plan);
+    }
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
-    if *run.plan.train.flags.dry_run {
-        if *run.plan.train.flags.json {
-            dry_run::print_json(&mut run)?;
-        } else {
-            dry_run::print(&mut run)?;
-        }
-        return Ok(Outcome::Done);
-    }
     let outcome = train_and_evaluate(&mut run, interrupt, push)?;
     errln!("{}", folded(&run.session.cache().stats().to_string(), 0));
     Ok(outcome)

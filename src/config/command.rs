@@ -160,6 +160,8 @@ pub mod sets {
             | Quickstart,
         /// Commands that run something on a device.
         RUNNING = Train(_) | Eval(_) | Predict(_) | Generate | Bench | Quickstart | Doctor,
+        /// The same, but for a training run.
+        RUNNING_TRAINED = Eval(_) | Predict(_) | Generate | Bench | Quickstart | Doctor,
         /// Commands that a device's settings matter to.
         ON_A_DEVICE = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_) | Generate | Bench
             | Quickstart | Doctor,

@@ -1,8 +1,8 @@
 //! What follows from several flags together, or from a flag and the environment, and is read in
 //! more than one place.
 
-use super::choices::Strategy;
-use super::command::sets::{EVAL, PREDICT, TRAIN, TRAINING};
+use super::choices::{Device, Strategy, TorchDtype};
+use super::command::sets::{BENCH, EVAL, PREDICT, TRAIN, TRAINING};
 use super::command::{CommandName, TaskName};
 use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
@@ -97,6 +97,17 @@ impl Flags {
         } else {
             None
         }
+    }
+
+    /// The note that f32 matmuls use no tensor core, which nobody who comes from JAX expects; the first
+    /// process of a job prints it.
+    pub fn f32_note(&self) -> Option<String> {
+        let is_first = self.member().ok()?.is_none_or(|member| member.rank == 0);
+        let is_of = TRAIN.contains(self.command) || BENCH.contains(self.command);
+        let is_f32 = !*self.bf16 && !*self.fp16 && *self.torch_dtype == TorchDtype::Float32;
+        (is_first && is_of && *self.device == Device::Cuda && is_f32 && !*self.tf32).then(|| {
+            "float32 matmuls are exact and use no tensor core; of an H100's peak, --tf32 has 7 times as much, --bf16 15 times".to_string()
+        })
     }
 
     /// The note that an optimizer whose name says so pages nothing; the first process of a job prints it.

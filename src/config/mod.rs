@@ -145,7 +145,8 @@ pub fn from_args_among(
     let notes = notes
         .chain(mesh::note(&flags))
         .chain(flags.evaluation_note())
-        .chain(flags.paging_note());
+        .chain(flags.paging_note())
+        .chain(flags.f32_note());
     Ok(Invocation::Run {
         notes: notes.collect(),
         command: resolve::resolve(&Arc::new(flags))?,

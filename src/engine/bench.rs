@@ -1,6 +1,7 @@
 //! Timing training steps on random tokens, beside the device's peak FLOP/s.
 
 use super::batches::BatchForm;
+use super::device::cpu_kernels;
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::execution::Execution;
@@ -127,6 +128,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let mut results = json!({
         "precision": plan.train.precision.to_string(),
         "gradient_checkpointing": plan.train.checkpointing.to_string(),
+        "kernels": cpu_kernels(&plan.device, &plan.cache),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
@@ -158,7 +160,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
 
 /// The model, and what it learns: encoders masked tokens, decoders the next one, whatever else the model
 /// was saved for.
-fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
+pub(super) fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
     let flags = &plan.train.flags;
     let mut read = ModelConfig::read(&plan.model, None)?;
     if let ModelSource::Scratch { overrides, .. } = &plan.model {

@@ -2,9 +2,9 @@
 //! `--per_device_train_batch_size auto` makes of it.
 
 use super::error::{Error, failed};
+use super::op_path::{StepPhase, phase};
 use super::run::Run;
 use super::target::AotTarget;
-use xtrain_graphs::BACKWARD;
 use xtrain_parallel::Placements;
 use xtrain_report::errln;
 use xtrain_report::progress::say;
@@ -60,7 +60,7 @@ impl Run {
             return Ok(memory);
         }
         if let Some(gpu) = self.plan.target {
-            return Ok(gpu.usable_memory());
+            return Ok(gpu.usable_memory(self.plan.train.mesh.devices()));
         }
         let device = self
             .session
@@ -193,17 +193,10 @@ impl Breakdown {
         module: &[u8],
     ) -> Result<Breakdown, Error> {
         let peak = live_buffers::peak(module).map_err(failed("reading the compiled module"))?;
-        let forward = |op_name: &str| {
-            let path = op_name.split_once('/').map_or("", |(_, path)| path);
-            ![BACKWARD, "optimizer", "accumulate", "outputs"]
-                .iter()
-                .any(|other| path.starts_with(other))
-                && !path.is_empty()
-        };
         let activations: u64 = peak
             .buffers
             .iter()
-            .filter(|b| forward(&b.op_name))
+            .filter(|b| phase(&b.op_name) == Some(StepPhase::Forward))
             .map(|b| b.bytes)
             .sum();
         // The walk over the module and the compiler's own figure differ a little; the latter is the

@@ -2,13 +2,77 @@
 
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
+use super::kernels::{self, Compiled};
 use super::run::Run;
+use super::target::AotTarget;
 use std::sync::Arc;
+use std::time::Duration;
 use xtrain_cache::CompiledGraph;
+use xtrain_graphs::{Fingerprint, Graph};
+use xtrain_report::kernels::Bounds;
 use xtrain_report::scaling::Exchange;
+use xtrain_runtime::CompiledMemory;
 use xtrain_trainer::Result as Trained;
 use xtrain_trainer::ahead::{Ahead, Steps};
-use xtrain_trainer::fit::{Footprint, footprints};
+use xtrain_trainer::fit::{Footprint, each, footprints};
+use xtrain_trainer::matmul_peak;
+
+/// A graph of a run that was compiled to know what it needs.
+pub struct PlannedGraph {
+    /// Its name in the run.
+    pub name: String,
+    /// Of the graph.
+    pub fingerprint: Fingerprint,
+    /// It was stored already.
+    pub loaded: bool,
+    /// Time that lowering and compiling, or else loading, took.
+    pub ready_time: Duration,
+    /// The compiler's account.
+    pub memory: CompiledMemory,
+    /// The least time of an execution, where the device's rates are known.
+    pub bounds: Option<Bounds>,
+}
+
+impl PlannedGraph {
+    fn compiled(graph: &CompiledGraph) -> Result<PlannedGraph, Error> {
+        let memory = graph.memory();
+        Ok(PlannedGraph {
+            name: graph.name.clone(),
+            fingerprint: graph.fingerprint,
+            loaded: graph.loaded,
+            ready_time: graph.ready_time,
+            memory: memory.map_err(failed("reading the compiler's memory statistics"))?,
+            bounds: None,
+        })
+    }
+
+    fn described(graph: &Graph, target: &mut AotTarget) -> Result<PlannedGraph, Error> {
+        let checked = target.graphs.check(graph);
+        let checked = checked.map_err(failed("compiling the graphs"))?;
+        let bounds = kernels::bounds(&Compiled {
+            title: checked.name.clone(),
+            module: &checked.module,
+            graph: Some(graph),
+            memory: Some(checked.memory),
+            launches: checked.launches,
+            gpu: Some(target.gpu),
+        })?;
+        Ok(PlannedGraph {
+            name: checked.name,
+            fingerprint: checked.fingerprint,
+            loaded: checked.loaded,
+            ready_time: checked.ready_time,
+            memory: CompiledMemory {
+                argument_bytes: checked.memory.arguments,
+                output_bytes: checked.memory.outputs,
+                alias_bytes: checked.memory.donated,
+                temp_bytes: checked.memory.temporaries,
+                generated_code_bytes: checked.memory.code,
+            },
+            bounds,
+        })
+    }
+}
 
 impl Run {
     /// Compiles every graph that the run will use, `jobs` at a time, and stores them; `ready` gets
@@ -40,12 +104,34 @@ impl Run {
         self.ahead("recording the graphs", exchanged)
     }
 
-    /// What a device of each stage holds at most, by the compiler's statistics.
+    /// What a device of each stage holds at most, by the compiler's statistics; of a target that is not
+    /// attached, if one is given.
     ///
     /// # Errors
     /// If a graph cannot be compiled, or the compiler says nothing of its memory.
-    pub fn footprints(&mut self) -> Result<Vec<Footprint>, Error> {
-        self.ahead("reading the memory", |ahead| footprints(ahead, None))
+    pub fn footprints(&mut self, target: Option<&mut AotTarget>) -> Result<Vec<Footprint>, Error> {
+        let graphs = target.map(|target| &mut target.graphs);
+        self.ahead("reading the memory", |ahead| footprints(ahead, graphs))
+    }
+
+    /// Compiles every graph of the run, for a target that is not attached if one is given, with what is
+    /// then known of each.
+    ///
+    /// # Errors
+    /// If a graph cannot be compiled or read.
+    pub fn planned(&mut self, target: Option<&mut AotTarget>) -> Result<Vec<PlannedGraph>, Error> {
+        let Some(target) = target else {
+            let graphs = self.compile(1, &mut |_| ())?;
+            return graphs
+                .iter()
+                .map(|graph| PlannedGraph::compiled(graph))
+                .collect();
+        };
+        let steps = self.record()?;
+        let graphs = each(&steps).filter(|(step, _)| step.0 != matmul_peak::GRAPH_NAME);
+        graphs
+            .map(|(_, graph)| PlannedGraph::described(graph, target))
+            .collect()
     }
 
     /// Works on the graphs of the run; `doing` names the work in an error.

@@ -122,6 +122,15 @@ impl Run {
         Run::open(plan, &execution, false)
     }
 
+    /// The same with its data: for a plan of a run on a device that is not attached.
+    ///
+    /// # Errors
+    /// As [`Run::prepare`].
+    pub fn for_planning(plan: RunPlan) -> Result<Run, Error> {
+        let execution = execution(&plan).recording();
+        Run::open(plan, &execution, true)
+    }
+
     /// Opens and checks everything else before tokenizing.
     fn open(plan: RunPlan, execution: &Execution, reads_data: bool) -> Result<Run, Error> {
         // Before a device is opened, which a second run may find taken.

@@ -1,6 +1,7 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
 use super::adapter;
+use super::device::cpu_kernels;
 use super::error::{Error, Outcome, failed};
 use super::hooks::OwnHooks;
 use super::model::{LoadedModel, load_saved, parameter_count, trained_count};
@@ -493,6 +494,10 @@ fn header(
         format!("batch     {batch} = {all} examples a step"),
         format!("steps     {steps}{epochs}{resumed}"),
     ];
+    let kernels = cpu_kernels(&plan.device, &plan.cache);
+    if !kernels.is_empty() {
+        lines.push(format!("kernels   {}", kernels.join(", ")));
+    }
     lines.extend(classes.filter(|map| !map.are_numbers()).map(labels));
     if !std::io::stderr().is_terminal() {
         lines.extend(unlogged(settings, length, start));

@@ -11,6 +11,7 @@ pub mod files;
 #[cfg(test)]
 mod fuzz;
 pub mod json;
+pub mod kernels;
 pub mod memory;
 pub mod notice;
 pub mod output;

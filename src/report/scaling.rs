@@ -229,7 +229,13 @@ impl Scaling {
     pub fn html(&self) -> String {
         let title = format!("Scaling by {}", self.axis);
         let notes = format!("{}{}", self.details(), self.notes());
-        page::plain(&title, &self.command, &self.cells(), &notes, &self.svg())
+        let figure = page::Figure {
+            drawing: self.svg(),
+            rows: self.cells(),
+            notes: notes.lines().map(str::to_string).collect(),
+            ..page::Figure::default()
+        };
+        page::document(&title, std::slice::from_ref(&self.command), &[figure])
     }
 
     fn details(&self) -> String {

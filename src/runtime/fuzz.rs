@@ -1,7 +1,7 @@
 //! Damaged HLO modules.
 
 use crate::Signature;
-use crate::hlo::{self, live_buffers, stats};
+use crate::hlo::{self, kernels, live_buffers, stats};
 use prost::Message;
 use xtrain_fuzz::Target;
 
@@ -22,6 +22,7 @@ const TARGETS: &[Target] = &[
         read: |_, bytes| {
             let _ = hlo::read(bytes);
             let _ = stats::of(bytes);
+            let _ = kernels::of(bytes);
             let _ = live_buffers::peak(bytes);
             let _ = hlo::with_required_aliases(bytes);
         },

@@ -1,9 +1,14 @@
 //! A PJRT plugin that passes every call on to a real one, but for the fault that
-//! `XTRAIN_TEST_FAULT` names. `devices.rs` builds it with rustc alone, so it has no dependencies
-//! and spells out what it needs of the C interface.
+//! `XTRAIN_TEST_FAULT` names. `neuron.rs` and `bin/soak misbehave` build it with rustc alone, so it has
+//! no dependencies and spells out what it needs of the C interface.
+//!
+//! Some faults come with the call of number `XTRAIN_TEST_FAULT_AT` of their kind, counted from 1, some
+//! take `XTRAIN_TEST_FAULT_SECONDS`, and all are those of the rank `XTRAIN_TEST_FAULT_RANK` alone if that is set.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -16,14 +21,19 @@ const HEADER: usize = 40;
 const MAJOR: usize = 32;
 const MINOR: usize = 36;
 /// Places of calls in the table.
+const ERROR_DESTROY: usize = 0;
+const ERROR_MESSAGE: usize = 1;
+const ERROR_CODE: usize = 2;
 const EVENT_AWAIT: usize = 8;
 const CLIENT_CREATE: usize = 10;
 const CLIENT_COMPILE: usize = 20;
+const UPLOAD: usize = 22;
 const MEMORY_STATS: usize = 34;
 const COST_ANALYSIS: usize = 46;
 const OPTIMIZED_PROGRAM: usize = 48;
 const SERIALIZE: usize = 49;
 const EXECUTE: usize = 55;
+const DOWNLOAD: usize = 70;
 const COMPILED_MEMORY: usize = 96;
 /// Place of the program among the fields of a compile call, and of its format among the program's,
 /// in words.
@@ -108,15 +118,161 @@ unsafe extern "C" fn hanging(_: *mut usize) -> *mut c_void {
     }
 }
 
+/// An error that the real plugin does not know.
+struct OwnError {
+    code: u32,
+    message: CString,
+}
+
+/// The addresses of those that are alive.
+static ERRORS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+const RESOURCE_EXHAUSTED: u32 = 8;
+const INTERNAL: u32 = 13;
+
+fn error(code: u32, message: &str) -> *mut c_void {
+    let error = Box::new(OwnError { code, message: CString::new(message).unwrap() });
+    let raw = Box::into_raw(error);
+    ERRORS.lock().unwrap().push(raw as usize);
+    raw.cast()
+}
+
+/// The error of a call about one, if it is of this plugin's own.
+unsafe fn own(args: *const usize) -> Option<*mut OwnError> {
+    let raw = unsafe { args.add(2).read() };
+    ERRORS.lock().unwrap().contains(&raw).then_some(raw as *mut OwnError)
+}
+
+unsafe extern "C" fn error_destroy(args: *mut usize) -> *mut c_void {
+    unsafe {
+        let Some(error) = own(args) else { return real(ERROR_DESTROY)(args) };
+        ERRORS.lock().unwrap().retain(|known| *known != error as usize);
+        drop(Box::from_raw(error));
+        std::ptr::null_mut()
+    }
+}
+
+unsafe extern "C" fn error_message(args: *mut usize) -> *mut c_void {
+    unsafe {
+        let Some(error) = own(args) else { return real(ERROR_MESSAGE)(args) };
+        let message = &(*error).message;
+        args.add(3).write(message.as_ptr() as usize);
+        args.add(4).write(message.as_bytes().len());
+        std::ptr::null_mut()
+    }
+}
+
+unsafe extern "C" fn error_code(args: *mut usize) -> *mut c_void {
+    unsafe {
+        let Some(error) = own(args) else { return real(ERROR_CODE)(args) };
+        args.add(3).cast::<u32>().write((*error).code);
+        std::ptr::null_mut()
+    }
+}
+
+fn number(variable: &str) -> Option<f64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Whether a call is the one of the fault's number, or a later one.
+fn is_due(calls: &AtomicUsize) -> bool {
+    let call = calls.fetch_add(1, Ordering::SeqCst) + 1;
+    call as f64 >= number("XTRAIN_TEST_FAULT_AT").unwrap_or(1.0)
+}
+
+fn pause() {
+    std::thread::sleep(Duration::from_secs_f64(number("XTRAIN_TEST_FAULT_SECONDS").unwrap_or(0.7)));
+}
+
+static EXECUTIONS: AtomicUsize = AtomicUsize::new(0);
+static UPLOADS: AtomicUsize = AtomicUsize::new(0);
+static DOWNLOADS: AtomicUsize = AtomicUsize::new(0);
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// From then on every call fails.
+unsafe extern "C" fn lost_execute(args: *mut usize) -> *mut c_void {
+    if is_due(&EXECUTIONS) {
+        LOST.store(true, Ordering::SeqCst);
+    }
+    unsafe { on_a_lost_device(EXECUTE, args) }
+}
+
+unsafe fn on_a_lost_device(slot: usize, args: *mut usize) -> *mut c_void {
+    match LOST.load(Ordering::SeqCst) {
+        true => error(INTERNAL, "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered"),
+        false => unsafe { real(slot)(args) },
+    }
+}
+
+unsafe extern "C" fn lost_upload(args: *mut usize) -> *mut c_void {
+    unsafe { on_a_lost_device(UPLOAD, args) }
+}
+
+unsafe extern "C" fn lost_download(args: *mut usize) -> *mut c_void {
+    unsafe { on_a_lost_device(DOWNLOAD, args) }
+}
+
+unsafe extern "C" fn lost_await(args: *mut usize) -> *mut c_void {
+    unsafe { on_a_lost_device(EVENT_AWAIT, args) }
+}
+
+/// One execution finds no memory.
+unsafe extern "C" fn starving_execute(args: *mut usize) -> *mut c_void {
+    if is_due(&EXECUTIONS) {
+        return error(RESOURCE_EXHAUSTED, "Out of memory while trying to allocate 17179869184 bytes.");
+    }
+    unsafe { real(EXECUTE)(args) }
+}
+
+unsafe extern "C" fn stalled_upload(args: *mut usize) -> *mut c_void {
+    unsafe { if is_due(&UPLOADS) { hanging(args) } else { real(UPLOAD)(args) } }
+}
+
+unsafe extern "C" fn stalled_download(args: *mut usize) -> *mut c_void {
+    unsafe { if is_due(&DOWNLOADS) { hanging(args) } else { real(DOWNLOAD)(args) } }
+}
+
+unsafe extern "C" fn stalled_execute(args: *mut usize) -> *mut c_void {
+    unsafe { if is_due(&EXECUTIONS) { hanging(args) } else { real(EXECUTE)(args) } }
+}
+
+/// What runs from then on is never done.
+unsafe extern "C" fn endless_execute(args: *mut usize) -> *mut c_void {
+    if is_due(&EXECUTIONS) {
+        EXECUTED.store(true, Ordering::SeqCst);
+    }
+    unsafe { real(EXECUTE)(args) }
+}
+
+unsafe extern "C" fn slow_execute(args: *mut usize) -> *mut c_void {
+    pause();
+    unsafe { real(EXECUTE)(args) }
+}
+
+static NAN: f32 = f32::NAN;
+const F32: u32 = 11;
+
+/// A number that is uploaded arrives as none.
+unsafe extern "C" fn corrupting_upload(args: *mut usize) -> *mut c_void {
+    unsafe {
+        let (data, kind, rank) = (args.add(3), args.add(4).cast::<u32>().read(), args.add(6).read());
+        if kind == F32 && rank == 0 && is_due(&UPLOADS) {
+            data.write(&raw const NAN as usize);
+        }
+        real(UPLOAD)(args)
+    }
+}
+
 unsafe extern "C" fn slow_compile(args: *mut usize) -> *mut c_void {
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    pause();
     unsafe { real(CLIENT_COMPILE)(args) }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn GetPjrtApi() -> *const c_void {
     let path = CString::new(std::env::var("XTRAIN_TEST_REAL_PLUGIN").unwrap()).unwrap();
-    let fault = std::env::var("XTRAIN_TEST_FAULT").unwrap_or_default();
+    let rank = std::env::var("RANK").unwrap_or_else(|_| "0".into());
+    let is_elsewhere = std::env::var("XTRAIN_TEST_FAULT_RANK").is_ok_and(|of| of != rank);
+    let fault = if is_elsewhere { String::new() } else { std::env::var("XTRAIN_TEST_FAULT").unwrap_or_default() };
     if let Ok(file) = std::env::var("XTRAIN_TEST_ENVIRONMENT") {
         let lines: String = std::env::vars().map(|(name, value)| format!("{name}={value}\n")).collect();
         std::fs::write(file, lines).unwrap();
@@ -134,6 +290,9 @@ pub extern "C" fn GetPjrtApi() -> *const c_void {
         let mut put = |slot: usize, function: usize| {
             table[HEADER + 8 * slot..HEADER + 8 * slot + 8].copy_from_slice(&function.to_le_bytes());
         };
+        put(ERROR_DESTROY, error_destroy as usize);
+        put(ERROR_MESSAGE, error_message as usize);
+        put(ERROR_CODE, error_code as usize);
         match fault.as_str() {
             "other struct sizes" => put(CLIENT_CREATE, create_of_another_version as usize),
             "no compile" => put(CLIENT_COMPILE, 0),
@@ -155,6 +314,22 @@ pub extern "C" fn GetPjrtApi() -> *const c_void {
             "unimplemented" => {
                 [MEMORY_STATS, COST_ANALYSIS, OPTIMIZED_PROGRAM, SERIALIZE, COMPILED_MEMORY].map(|slot| put(slot, 0));
             }
+            "lost device" => {
+                put(EXECUTE, lost_execute as usize);
+                put(UPLOAD, lost_upload as usize);
+                put(DOWNLOAD, lost_download as usize);
+                put(EVENT_AWAIT, lost_await as usize);
+            }
+            "failing allocation" => put(EXECUTE, starving_execute as usize),
+            "stalled upload" => put(UPLOAD, stalled_upload as usize),
+            "stalled download" => put(DOWNLOAD, stalled_download as usize),
+            "stalled execution" => put(EXECUTE, stalled_execute as usize),
+            "endless event" => {
+                put(EXECUTE, endless_execute as usize);
+                put(EVENT_AWAIT, hanging_await as usize);
+            }
+            "slow executions" => put(EXECUTE, slow_execute as usize),
+            "nan" => put(UPLOAD, corrupting_upload as usize),
             "failing execute" => put(EXECUTE, failing_execute as usize),
             "other major" => table[MAJOR..MAJOR + 4].copy_from_slice(&1i32.to_le_bytes()),
             "old minor" => table[MINOR..MINOR + 4].copy_from_slice(&30i32.to_le_bytes()),

@@ -1,24 +1,33 @@
 //! `cache show` and `cache explain`: one stored graph, and what differs between two.
 
-use super::entries::{all, choose};
+use super::entries::{all, choose, short};
 use super::list::{describe, model};
-use crate::Error;
+use crate::{Error, kernels};
 use xtrain_cache::{
-    Content, Damage, Entry, EntryStore, Explanation, Header, Listed, Store, age, nearest,
+    Content, DEVICE, Damage, Entry, EntryStore, Explanation, Header, Listed, Store, age,
+    described_device, nearest,
 };
 use xtrain_config::Flags;
 use xtrain_engine::failed;
+use xtrain_engine::kernels::{Compiled, report};
 use xtrain_graphs::{Graph, InputRole};
+use xtrain_report::kernels::KernelReport;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, count, duration};
 use xtrain_report::{out, outln};
+use xtrain_runtime::hlo::launch_stats::Launches;
 use xtrain_runtime::hlo::live_buffers;
 use xtrain_runtime::{Client, Library, OptionValue, Signature};
+use xtrain_trainer::gpu::Gpu;
 
 pub fn show(store: &Store, id: &str, flags: &Flags) -> Result<(), Error> {
+    kernels::check(flags)?;
     let entries = all(store)?;
     let listed = choose(&entries, id, store)?;
     let mut entry = open(store, &listed.id)?;
+    if *flags.kernels {
+        return kernels::print(&[kernel_report(store, listed, &mut entry)?], flags);
+    }
     let text = if *flags.hlo {
         hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
     } else if *flags.optimized_hlo {
@@ -227,6 +236,21 @@ fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String
         rows.row([bytes(sum), format!("{} more", rest.len())]);
     }
     Ok(format!("{}\n{}", table.render(), rows.render()))
+}
+
+fn kernel_report(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<KernelReport, Error> {
+    let module = optimized_module(store, listed, entry)?;
+    let graph = graph(store, listed, entry)?;
+    let header = &entry.header;
+    let device = header.key.value(DEVICE).unwrap_or_default();
+    report(&Compiled {
+        title: format!("{} for {device} {}", header.phase, short(&listed.id)),
+        module: &module,
+        graph: Some(&graph),
+        memory: header.memory,
+        launches: Launches::from_cost(&header.cost),
+        gpu: described_device(&header.key).and_then(Gpu::named),
+    })
 }
 
 /// The module as the compiler left it, serialized.

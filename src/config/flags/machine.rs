@@ -56,10 +56,12 @@ Measurement {
     warmup: Count<0> = "2", BENCH;
     /// Dropout wherever the model has one; random weights only
     dropout: Fraction = "0", BENCH;
+    /// Measure generation instead of training: batch texts of seq tokens are continued by steps tokens
+    generate: bool = "false", BENCH;
     /// With --device cpu: where a step's time goes, by part of the model and kind of operation
     profile: bool = "false", BENCH;
     /// Print the result as JSON (train: the plan, with dry_run; report: with compare_losses)
-    json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
+    json: bool = "false", BENCH | COMPILE | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
     /// Degrees to run at, as 1,2,4; compared with the smallest
     degrees: Option<Degrees>, SCALING;
     /// Flag of the command to vary, or its processes, one per data-parallel replica;
@@ -80,8 +82,8 @@ Measurement {
     repeats: Count<1> = "3", SCALING;
     /// Plot throughput by degree to this SVG file
     plot: Option<WrittenPath>, SCALING;
-    /// Write table and plot to this HTML file
-    html: Option<WrittenPath>, SCALING;
+    /// Write the tables and plots to this HTML file; compile, cache show: with kernels
+    html: Option<WrittenPath>, SCALING | COMPILE | CACHE_SHOW;
     /// The run that the others are compared with, as it was named; default: the first
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
@@ -107,7 +109,7 @@ Measurement {
 }
 Neuron {
     /// With --device neuron: the chip to compile for; default: that of this instance, else trn1
-    neuron_target: Option<NeuronChip>, RUNNING, name "target";
+    neuron_target: Option<NeuronChip>, RUNNING_TRAINED, name "target";
     /// neuronx-cc's --model-type; default: that of NEURON_CC_FLAGS, else transformer
     neuron_model_type: Option<NeuronModelType>, ON_A_DEVICE;
     /// neuronx-cc's --optlevel, where 1 compiles fastest; default: that of NEURON_CC_FLAGS,
@@ -128,7 +130,7 @@ Cache {
     /// Load compiled graphs from cache_dir and store new ones there
     compile_cache: bool = "true", COMPILING;
     /// Where else to look for compiled graphs: another cache_dir, or a folder of objects
-    /// (s3://BUCKET/PREFIX, gs://, https://); what is found there is copied into cache_dir
+    /// (s3://BUCKET/PREFIX, gs://, az://, https://); what is found there is copied into cache_dir
     cache_remote: Option<StorePath>, COMPILING | CACHE_LS | CACHE_PUSH | CACHE_PULL;
     /// Store what is compiled here in cache_remote, too; hosts that do compile each graph once
     cache_remote_write: bool = "false", READING | GENERATE | BENCH;

@@ -13,7 +13,8 @@ Run {
     /// The device's PJRT plugin (xla_cuda_plugin.so, libneuronpjrt.so); default:
     /// $XTRAIN_CUDA_PLUGIN or $NEURON_LIBRARY_PATH, else where pip installs it
     plugin: Option<PathBuf>, OPENING;
-    /// With --device cuda: share of GPU memory to preallocate; default: 0.9
+    /// With --device cuda: share of GPU memory to preallocate; default: 0.9, with several
+    /// GPUs 0.85
     gpu_memory_fraction: Option<Fraction>, OPENING;
     /// With --device cuda: GPUs to use, as 0,1, among those that CUDA_VISIBLE_DEVICES leaves;
     /// default: the first
@@ -60,9 +61,12 @@ Run {
     /// same with 3
     preview: Option<Count<1>>, TRAINING;
     /// With --device cuda: a GPU to compile for that need not be present; nothing runs, memory
-    /// and kernels are reported. With --device neuron: the chip; default: this instance's, else
+    /// and kernels are reported (train: with dry_run). With --device neuron: the chip; default: this instance's, else
     /// trn1
-    target: Option<Target>, COMPILE | FIT;
+    target: Option<Target>, TRAIN;
+    /// With target: report the kernels of the compiled graphs by class and layer, what to look at in
+    /// them, memory over the schedule and the least time of a step. cache show: of a stored graph
+    kernels: bool = "false", COMPILE | CACHE_SHOW;
     /// Compile nothing; report what in each graph the device's compiler is not known to support
     /// (needs neither device nor plugin)
     check: bool = "false", COMPILE;
@@ -127,8 +131,8 @@ Model {
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
-    /// all but parquet .gz too; also s3:// and https://; a folder with train and valid files; or files
-    /// with their shares of the examples, as a.jsonl:0.7 b.jsonl:0.3
+    /// all but parquet .gz too; also s3://, gs://, az:// and https://; wildcards; a folder with train and
+    /// valid files; or files with their shares of the examples, as a.jsonl:0.7 b.jsonl:0.3
     train_file: Paths, TRAIN_EVAL, processes differ;
     /// When a mixture of training files ends, as datasets.interleave_datasets has it: with the file
     /// that ends first, or when each row has been there, files that ended beginning anew

@@ -14,7 +14,7 @@ mod tests;
 mod training;
 mod verdict;
 
-use super::choices::{Device, LossType};
+use super::choices::{Device, LossType, Target};
 use super::command::Commands;
 use super::command::sets::*;
 use super::error::UsageError;
@@ -54,6 +54,22 @@ macro_rules! rules {
 rules! {
     flags:
     target_is_of_the_device for COMPILE | FIT | RUNNING in device;
+    cards_that_are_described_run_nothing for TRAINING
+        if matches!(*flags.target, Some(Target::Gpu(_))) && !*flags.dry_run =>
+        "--target names a GPU to compile for, and nothing runs there",
+        "add --dry_run, or leave --target out to train on the GPU of this machine";
+    kernels_are_those_of_a_card for COMPILE
+        if *flags.kernels && !matches!(*flags.target, Some(Target::Gpu(_))) =>
+        "compile --kernels reports on graphs that are compiled for a GPU you don't have",
+        "add --device cuda --target h200; `xtrain cache show ID --kernels` reports on a stored graph of any device";
+    page_is_of_kernels for COMPILE | CACHE_SHOW
+        if flags.html.is_given() && !*flags.kernels =>
+        "--html writes the report of --kernels",
+        "add --kernels";
+    json_is_of_kernels for COMPILE
+        if *flags.json && !*flags.kernels =>
+        "compile --json prints the report of --kernels",
+        "add --kernels";
     use_cpu_is_the_cpu for TRAIN_EVAL
         if *flags.use_cpu && *flags.device != Device::Cpu =>
         "--use_cpu and --device contradict each other",

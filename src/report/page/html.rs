@@ -112,29 +112,77 @@ pub fn html(report: &Report) -> String {
     html
 }
 
-/// A page of one table with a drawing, in the same style; the first row is the header.
-pub fn plain(title: &str, intro: &str, rows: &[Vec<String>], notes: &str, drawing: &str) -> String {
+/// A drawing with the table of its numbers, under a heading of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Figure {
+    /// None without one.
+    pub title: String,
+    /// An SVG element, or nothing.
+    pub drawing: String,
+    /// Colours, as CSS, and what they mean.
+    pub legend: Vec<(String, String)>,
+    /// The first row is the header.
+    pub rows: Vec<Vec<String>>,
+    /// Below all that.
+    pub notes: Vec<String>,
+}
+
+/// A page of figures in the same style, each sentence of the introduction a line.
+pub fn document(title: &str, intro: &[String], figures: &[Figure]) -> String {
     let title = escaped(title);
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p class=\"note\">{}</p>\n{drawing}\n\
-         <div class=\"scroll\"><table>\n",
-        escaped(intro)
+         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
     );
-    for (index, row) in rows.iter().enumerate() {
-        let cell = if index == 0 { "th" } else { "td" };
-        html.push_str("<tr>");
-        for text in row {
-            let _ = write!(html, "<{cell}>{}</{cell}>", escaped(text));
+    html.push_str(&notes(intro));
+    for figure in figures {
+        if !figure.title.is_empty() {
+            let _ = writeln!(html, "<h2>{}</h2>", escaped(&figure.title));
         }
-        html.push_str("</tr>\n");
-    }
-    html.push_str("</table></div>\n");
-    for note in notes.lines() {
-        let _ = writeln!(html, "<p class=\"note\">{}</p>", escaped(note));
+        if !figure.legend.is_empty() {
+            let entries = figure.legend.iter();
+            html.push_str(&legend(
+                entries.map(|(color, name)| (color.clone(), name.as_str())),
+            ));
+        }
+        html.push_str(&figure.drawing);
+        html.push_str(&table_html(&figure.rows));
+        html.push_str(&notes(&figure.notes));
     }
     html.push_str("</body>\n</html>\n");
     html
+}
+
+fn notes(lines: &[String]) -> String {
+    let line = |note: &String| format!("<p class=\"note\">{}</p>\n", escaped(note));
+    lines.iter().map(line).collect()
+}
+
+/// The first row is the header; nothing of no rows.
+fn table_html(rows: &[Vec<String>]) -> String {
+    let mut html = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        html.push_str("<tr>");
+        for (column, text) in row.iter().enumerate() {
+            // Numbers and short words stay on their line.
+            let (cell, class) = match (index, text.len() < 48) {
+                (0, _) => ("th", ""),
+                (_, true) => ("td", " class=\"n\""),
+                (_, false) => ("td", ""),
+            };
+            let text = if index > 0 && column == 0 {
+                breakable(text)
+            } else {
+                escaped(text)
+            };
+            let _ = write!(html, "<{cell}{class}>{text}</{cell}>");
+        }
+        html.push_str("</tr>\n");
+    }
+    match rows {
+        [] => html,
+        _ => format!("<div class=\"scroll\"><table>\n{html}</table></div>\n"),
+    }
 }
 
 /// A name with places where a narrow screen may break its line, some ten characters apart: those of
@@ -155,29 +203,9 @@ fn breakable(name: &str) -> String {
 fn section_html(section: &Section, drawing: &str) -> String {
     let mut html = format!("<h2>{}</h2>\n{drawing}", escaped(section.title));
     if !section.rows.is_empty() {
-        html.push_str("<div class=\"scroll\"><table>\n<tr>");
-        for cell in &section.header {
-            let _ = write!(html, "<th>{}</th>", escaped(cell));
-        }
-        html.push_str("</tr>\n");
-        for row in &section.rows {
-            html.push_str("<tr>");
-            for (column, cell) in row.iter().enumerate() {
-                // Numbers and short words stay on their line.
-                let class = if cell.len() < 48 { " class=\"n\"" } else { "" };
-                let text = if column == 0 {
-                    breakable(cell)
-                } else {
-                    escaped(cell)
-                };
-                let _ = write!(html, "<td{class}>{text}</td>");
-            }
-            html.push_str("</tr>\n");
-        }
-        html.push_str("</table></div>\n");
+        let header = std::slice::from_ref(&section.header);
+        html.push_str(&table_html(&[header, &section.rows].concat()));
     }
-    for note in &section.notes {
-        let _ = writeln!(html, "<p class=\"note\">{}</p>", escaped(note));
-    }
+    html.push_str(&notes(&section.notes));
     html
 }

@@ -14,7 +14,7 @@ mod summary;
 mod tables;
 
 pub use card::{card, is_generated};
-pub use html::{html, plain};
+pub use html::{Figure, document, html};
 pub use json::json;
 pub use markdown::markdown;
 pub use report::Report;

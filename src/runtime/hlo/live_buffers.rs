@@ -1,5 +1,5 @@
-//! Which temporaries a compiled module holds at its peak, from the schedule that the compiler left
-//! in it.
+//! Which temporaries a compiled module holds over its schedule, and at its peak, from the schedule that
+//! the compiler left in it.
 //!
 //! One walk over the entry computation in scheduled order. A *buffer* is what one instruction
 //! writes; instructions that only rename memory (tuples, bitcasts, barriers, loops, which work in
@@ -7,7 +7,8 @@
 //! while they run. The peak of these lifetimes is found as that of a graph before a compile is
 //! (`xtrain_graphs::liveness`); here nothing is predicted.
 
-use super::{Computation, Instruction, Module, Shape, array_bytes, decode};
+use super::launched::computations;
+use super::{Computation, Instruction, Module, Shape, array_bytes, local_id, op_name, read};
 use crate::error::{Error, Result};
 use std::collections::{BTreeSet, HashMap};
 use xtrain_graphs::liveness::{self, Lifetime};
@@ -38,19 +39,89 @@ pub struct Peak {
     pub buffers: Vec<LiveBuffer>,
 }
 
+/// What a computation holds over its schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// The instruction at each position, as [`LiveBuffer::op_name`].
+    pub op_names: Vec<String>,
+    /// Of results, whose memory is the caller's, without their bytes.
+    buffers: Vec<(Lifetime, LiveBuffer)>,
+    /// What the computations that an instruction runs hold at most, by its position.
+    inner: HashMap<usize, Peak>,
+}
+
+impl Profile {
+    /// Bytes that are held at each position.
+    pub fn held(&self) -> Vec<u64> {
+        let mut change = vec![0i128; self.op_names.len() + 1];
+        for (Lifetime { alive, bytes }, _) in &self.buffers {
+            change[alive.start] += i128::from(*bytes);
+            change[alive.end] -= i128::from(*bytes);
+        }
+        let mut own = 0;
+        let positions = change[..self.op_names.len()].iter().enumerate();
+        positions
+            .map(|(position, change)| {
+                own += change;
+                let inside = self.inner.get(&position).map_or(0, |peak| peak.bytes);
+                u64::try_from(own).unwrap_or(0).saturating_add(inside)
+            })
+            .collect()
+    }
+
+    /// What is alive at a position.
+    pub fn at(&self, position: usize) -> Peak {
+        let inner = self.inner.get(&position);
+        let own = self.buffers.iter();
+        let own = own.filter(|(of, _)| of.bytes > 0 && of.alive.contains(&position));
+        let mut buffers: Vec<LiveBuffer> = own
+            .map(|(_, buffer)| buffer.clone())
+            .chain(inner.iter().flat_map(|inner| inner.buffers.clone()))
+            .collect();
+        buffers.sort_by(|a, b| {
+            b.bytes
+                .cmp(&a.bytes)
+                .then_with(|| a.op_name.cmp(&b.op_name))
+        });
+        let own = self.op_names.get(position).cloned();
+        Peak {
+            bytes: buffers.iter().map(|buffer| buffer.bytes).sum(),
+            at: inner.map_or(own.unwrap_or_default(), |inner| inner.at.clone()),
+            buffers,
+        }
+    }
+
+    fn peak(&self) -> Peak {
+        let lifetimes: Vec<Lifetime> = self.buffers.iter().map(|(of, _)| of.clone()).collect();
+        let inside = self.inner.iter().map(|(at, peak)| (*at, peak.bytes));
+        match liveness::peak(&lifetimes, &inside.collect()) {
+            Some((position, _)) => self.at(position),
+            None => Peak::default(),
+        }
+    }
+}
+
 /// The live buffers at the peak of a serialized, compiled HloModuleProto.
 ///
 /// # Errors
 /// The bytes are no module, or one without a schedule, which no compiler has seen.
 pub fn peak(module: &[u8]) -> Result<Peak> {
-    let module = decode(module)?;
-    let computations = module.computations.iter().map(|c| (c.id, c)).collect();
-    let walk = Walk {
+    Ok(profile(module)?.peak())
+}
+
+/// What the entry computation of a serialized, compiled HloModuleProto holds over its schedule.
+///
+/// # Errors
+/// As of [`peak`].
+pub fn profile(module: &[u8]) -> Result<Profile> {
+    let module = read(module)?;
+    let mut walk = Walk {
         module: &module,
-        computations,
+        computations: computations(&module),
         peaks: HashMap::new(),
     };
-    walk.entry().map_err(|reason| Error::ModuleBytes { reason })
+    let profile = walk.profile(module.entry_computation_id);
+    profile.map_err(|reason| Error::ModuleBytes { reason })
 }
 
 /// A result of the walk: what is wrong with the module.
@@ -68,15 +139,19 @@ struct Walk<'m> {
 type Leaves = Vec<BTreeSet<usize>>;
 
 impl<'m> Walk<'m> {
-    fn entry(mut self) -> Walked<Peak> {
-        let entry = self.module.entry_computation_id;
-        self.computation(entry)
-    }
-
-    fn computation(&mut self, id: i64) -> Walked<Peak> {
+    /// The peak of a computation, which is walked once.
+    fn peak(&mut self, id: i64) -> Walked<Peak> {
         if let Some(known) = self.peaks.get(&id) {
             return Ok(known.clone());
         }
+        // Where a damaged module calls a computation from itself.
+        self.peaks.insert(id, Peak::default());
+        let peak = self.profile(id)?.peak();
+        self.peaks.insert(id, peak.clone());
+        Ok(peak)
+    }
+
+    fn profile(&mut self, id: i64) -> Walked<Profile> {
         let computation = *self
             .computations
             .get(&id)
@@ -94,7 +169,7 @@ impl<'m> Walk<'m> {
             .iter()
             .map(|id| {
                 instructions
-                    .get(id)
+                    .get(&local_id(id))
                     .copied()
                     .ok_or_else(|| "the schedule names no instruction".to_string())
             })
@@ -135,50 +210,25 @@ impl<'m> Walk<'m> {
             .map(|leaves| leaves.iter().flatten().copied().collect())
             .unwrap_or_default();
 
-        let lifetimes: Vec<Lifetime> = (0..written.len())
-            .map(|buffer| Lifetime {
-                alive: written[buffer].0..last_read[buffer] + 1,
-                bytes: if results.contains(&buffer) {
-                    0
-                } else {
-                    sizes[buffer].0
-                },
-            })
-            .collect();
-        let mut inner: HashMap<usize, Peak> = HashMap::new();
-        for (place, instruction) in order.iter().enumerate() {
+        let mut profile = Profile::default();
+        for (buffer, (position, instruction)) in written.iter().enumerate() {
+            let is_result = results.contains(&buffer);
+            let lifetime = Lifetime {
+                alive: *position..last_read[buffer] + 1,
+                bytes: if is_result { 0 } else { sizes[buffer].0 },
+            };
+            profile
+                .buffers
+                .push((lifetime, describe(instruction, &sizes[buffer])));
+        }
+        for (position, instruction) in order.iter().enumerate() {
+            profile.op_names.push(op_name(instruction));
             let peak = self.inner(instruction)?;
             if peak.bytes > 0 {
-                inner.insert(place, peak);
+                profile.inner.insert(position, peak);
             }
         }
-        let inside = inner.iter().map(|(place, peak)| (*place, peak.bytes));
-        let mut best = Peak::default();
-        if let Some((place, bytes)) = liveness::peak(&lifetimes, &inside.collect()) {
-            let is_alive = |buffer: &usize| {
-                lifetimes[*buffer].bytes > 0 && lifetimes[*buffer].alive.contains(&place)
-            };
-            let own = (0..written.len()).filter(is_alive);
-            let own = own.map(|buffer| describe(written[buffer].1, &sizes[buffer]));
-            let inner = inner.remove(&place);
-            best = Peak {
-                bytes,
-                at: match &inner {
-                    Some(inner) => inner.at.clone(),
-                    None => op_name(order[place]),
-                },
-                buffers: own
-                    .chain(inner.into_iter().flat_map(|inner| inner.buffers))
-                    .collect(),
-            };
-        }
-        best.buffers.sort_by(|a, b| {
-            b.bytes
-                .cmp(&a.bytes)
-                .then_with(|| a.op_name.cmp(&b.op_name))
-        });
-        self.peaks.insert(id, best.clone());
-        Ok(best)
+        Ok(profile)
     }
 
     /// What the computations that an instruction runs hold at most. Those of fusions and reductions
@@ -192,7 +242,7 @@ impl<'m> Walk<'m> {
         }
         let mut most = Peak::default();
         for &id in &instruction.called_computation_ids {
-            let peak = self.computation(id)?;
+            let peak = self.peak(id)?;
             if peak.bytes > most.bytes {
                 most = peak;
             }
@@ -258,14 +308,6 @@ fn shape_text(shape: &Shape) -> String {
         shape.element_type().as_str_name().to_lowercase(),
         dims.join(",")
     )
-}
-
-fn op_name(instruction: &Instruction) -> String {
-    instruction
-        .metadata
-        .as_ref()
-        .map(|metadata| metadata.op_name.clone())
-        .unwrap_or_default()
 }
 
 fn describe(instruction: &Instruction, (bytes, shape): &(u64, String)) -> LiveBuffer {

@@ -5,6 +5,20 @@
 use super::{Computation, Instruction, Shape, array_bytes};
 use std::collections::HashMap;
 
+/// Bytes of each value of the computations that were asked for, by computation and instruction.
+#[derive(Default)]
+pub(super) struct Sizes(HashMap<i64, HashMap<i64, f64>>);
+
+impl Sizes {
+    pub fn of(&mut self, computation: &Computation) -> &HashMap<i64, f64> {
+        let measured = || {
+            let instructions = computation.instructions.iter();
+            instructions.map(|i| (i.id, bytes_of(i))).collect()
+        };
+        self.0.entry(computation.id).or_insert_with(measured)
+    }
+}
+
 /// Of one instruction, given the sizes of its computation's values.
 pub(super) fn of(
     instruction: &Instruction,

@@ -1,17 +1,22 @@
 //! HLO modules as they leave the emitter and the compiler, in the types that `xtrain_proto` generates
 //! from XLA's descriptors, and the one change that is made to a finished module.
 //!
-//! `stats` counts a compiled module's kernels, with `memory_traffic` for the bytes that they move,
-//! `live_buffers` lists what it holds at its peak, `launch_stats` reads XLA:GPU's dumps.
+//! `launched` walks over what a compiled module launches. On it stand `stats`, which counts kernels,
+//! and `kernels`, which says of each what it is and does, with `memory_traffic` for the bytes that it
+//! moves and `matmul_work` for its FLOPs. `live_buffers` lists what a module holds over its schedule,
+//! `launch_stats` reads XLA:GPU's dumps.
 
+pub mod kernels;
 pub mod launch_stats;
+mod launched;
 pub mod live_buffers;
+mod matmul_work;
 mod memory_traffic;
 pub mod stats;
 
 use crate::error::{Error, Result};
 use prost::Message;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 pub use xtrain_proto::xla::{
     CollectiveDeviceListProto as CollectiveDeviceList, GatherDimensionNumbers,
     HloComputationProto as Computation, HloInputOutputAliasProto as Aliases,
@@ -62,12 +67,54 @@ pub fn read(bytes: &[u8]) -> Result<Module> {
 /// An instruction's own id has its computation's in the upper half, the ids of its operands have
 /// not.
 fn use_local_ids(computation: &mut Computation) {
-    let local = |id: &mut i64| *id &= 0xffff_ffff;
+    let local = |id: &mut i64| *id = local_id(id);
     local(&mut computation.root_id);
     for instruction in &mut computation.instructions {
         local(&mut instruction.id);
         instruction.operand_ids.iter_mut().for_each(local);
     }
+}
+
+fn local_id(id: &i64) -> i64 {
+    id & 0xffff_ffff
+}
+
+/// A target's own attributes as JSON; null if they are none.
+fn config(instruction: &Instruction) -> serde_json::Value {
+    serde_json::from_slice(&instruction.backend_config).unwrap_or_default()
+}
+
+/// The parameters of a compiled module whose memory becomes a result's: those whose donation the
+/// compiler took.
+///
+/// # Errors
+/// The bytes are no module.
+pub fn aliased_parameters(module: &[u8]) -> Result<BTreeSet<usize>> {
+    let module = decode(module)?;
+    let entries = module.input_output_alias.iter().flat_map(|a| &a.entries);
+    Ok(entries
+        .filter_map(|alias| usize::try_from(alias.parameter_number).ok())
+        .collect())
+}
+
+/// The parameters of a module.
+///
+/// # Errors
+/// The bytes are no module.
+pub fn parameter_count(module: &[u8]) -> Result<usize> {
+    let module = decode(module)?;
+    let shape = module
+        .host_program_shape
+        .map(|shape| shape.parameters.len());
+    Ok(shape.unwrap_or_default())
+}
+
+/// The model's path of what an instruction computes; empty where the compiler made it up.
+fn op_name(instruction: &Instruction) -> String {
+    let metadata = instruction.metadata.as_ref();
+    metadata
+        .map(|metadata| metadata.op_name.clone())
+        .unwrap_or_default()
 }
 
 /// The computation of a module with this id.

@@ -4,8 +4,9 @@
 //! Only what runs is counted: the entry computation and what it calls; what lies inside a fusion is
 //! one kernel. A loop's kernels count once, their bytes as often as they run.
 
-use super::memory_traffic;
-use super::{Computation, Instruction, Precision, PrimitiveType};
+use super::launched::{computations, is_name_only, launched};
+use super::memory_traffic::{self, Sizes};
+use super::{Computation, Instruction, Precision, PrimitiveType, config};
 use crate::error::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -43,38 +44,13 @@ pub struct HloStats {
 /// Counts a serialized HloModuleProto.
 pub fn of(module: &[u8]) -> Result<HloStats> {
     let module = super::read(module)?;
-    let computations: HashMap<i64, &Computation> =
-        module.computations.iter().map(|c| (c.id, c)).collect();
-    let mut stats = HloStats::default();
-    // Computations that run, and how often.
-    let mut waiting = vec![(module.entry_computation_id, 1.0)];
-    let mut seen = BTreeSet::new();
-    while let Some((id, times)) = waiting.pop() {
-        let Some(computation) = computations.get(&id).filter(|_| seen.insert(id)) else {
-            continue;
-        };
-        let sizes: HashMap<i64, f64> = computation
-            .instructions
-            .iter()
-            .map(|i| (i.id, memory_traffic::bytes_of(i)))
-            .collect();
-        for instruction in &computation.instructions {
-            if matches!(
-                instruction.opcode.as_str(),
-                "while" | "call" | "conditional" | "async-start"
-            ) {
-                let times = times * trip_count(instruction);
-                waiting.extend(
-                    instruction
-                        .called_computation_ids
-                        .iter()
-                        .map(|&id| (id, times)),
-                );
-            } else if !is_name_only(&instruction.opcode) {
-                stats.bytes += times * memory_traffic::of(instruction, &sizes, &computations);
-                stats.count(instruction, computation, &computations);
-            }
-        }
+    let computations = computations(&module);
+    let (mut stats, mut sizes) = (HloStats::default(), Sizes::default());
+    for launch in launched(&module)? {
+        let instruction = launch.instruction;
+        let sizes = sizes.of(launch.around);
+        stats.bytes += launch.times * memory_traffic::of(instruction, sizes, &computations);
+        stats.count(instruction, launch.around, &computations);
     }
     Ok(stats)
 }
@@ -88,22 +64,6 @@ fn multiplies_f32(product: &Instruction, around: &Computation) -> bool {
     first
         .and_then(|operand| operand.shape.as_ref())
         .is_some_and(|shape| shape.element_type() == PrimitiveType::F32)
-}
-
-/// Instructions that no kernel stands for.
-fn is_name_only(opcode: &str) -> bool {
-    matches!(
-        opcode,
-        "parameter"
-            | "constant"
-            | "tuple"
-            | "get-tuple-element"
-            | "bitcast"
-            | "after-all"
-            | "opt-barrier"
-            | "partition-id"
-            | "replica-id"
-    ) || opcode.ends_with("-done")
 }
 
 impl HloStats {
@@ -217,20 +177,9 @@ impl HloStats {
     }
 }
 
-/// A target's own attributes as JSON; null if they are none.
-fn config(instruction: &Instruction) -> serde_json::Value {
-    serde_json::from_slice(&instruction.backend_config).unwrap_or_default()
-}
-
-/// How often a loop runs, if the compiler found that out; anything else runs once.
-fn trip_count(instruction: &Instruction) -> f64 {
-    let found = &config(instruction)["known_trip_count"]["n"];
-    found.as_str().and_then(|n| n.parse().ok()).unwrap_or(1.0)
-}
-
 /// The emitter of a fusion, as in `{"fusion_backend_config":{"kind":"__triton_gemm"}}`; empty if it
 /// has none.
-fn fusion_kind(instruction: &Instruction) -> String {
+pub(super) fn fusion_kind(instruction: &Instruction) -> String {
     config(instruction)["fusion_backend_config"]["kind"]
         .as_str()
         .unwrap_or_default()

@@ -5,7 +5,9 @@ use super::call::Call;
 use super::client::{Client, ClientInner};
 use super::event::Event;
 use super::handle::Handle;
+use super::handle::Owner;
 use super::signature::{buffer_type, dims_i64};
+use super::stall_timeout::{self, Watched};
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use std::any::TypeId;
@@ -13,8 +15,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 
-/// What a download waits for, in words.
+/// What a download waits for, in words, and an upload.
 const RESULT: &str = "a result";
+const UPLOAD: &str = "an upload";
 
 /// An array on a device. It may still be on its way; whatever uses it waits for it.
 ///
@@ -181,9 +184,12 @@ impl Buffer {
             // A null destination would mean "how large?", and an empty array has no other.
             return Ok(Started::Copy(self.ready()?));
         }
-        // SAFETY: the caller's promise.
-        let started = unsafe { self.handle.call(args) }.map_err(|e| e.during(doing()))?;
         let (client, call) = (&self.handle.owner, PJRT_Buffer_ToHostBuffer_Args::NAME);
+        let plugin = client.plugin().path();
+        // SAFETY: the caller's promise.
+        let start = || unsafe { self.handle.call(args) };
+        let started = stall_timeout::wait(Watched::Device(RESULT), plugin, start)
+            .map_err(|e| e.during(doing()))?;
         // SAFETY: the event is new and nobody else has it.
         Ok(
             match unsafe { Event::from_raw(started.event, client, call) } {
@@ -342,7 +348,10 @@ impl Client {
         // and buffer are new and nobody else has them; shape and device are those that were asked
         // for.
         let made = unsafe {
-            client.call(args).and_then(|made| {
+            // Some plugins copy within the call.
+            let start = || client.call(args);
+            let plugin = client.plugin().path();
+            stall_timeout::wait(Watched::Device(UPLOAD), plugin, start).and_then(|made| {
                 let event = Event::from_raw(made.done_with_host_buffer, client, call).ok();
                 let buffer = Buffer::from_raw(made.buffer, shape, device, client, call)?;
                 Ok((buffer, event))
@@ -352,7 +361,7 @@ impl Client {
             made.map_err(|e| e.during(format!("uploading {shape} to device {device}")))?;
         // By contract the event has already come; waiting costs nothing and holds even for a plugin
         // that reads late.
-        event.map_or(Ok(()), |event| event.wait_for("an upload"))?;
+        event.map_or(Ok(()), |event| event.wait_for(UPLOAD))?;
         Ok(buffer)
     }
 }

@@ -276,10 +276,15 @@ impl Executable {
             device_complete_events: done.as_mut_ptr(),
             ..Default::default()
         };
+        // A plugin may wait within the call, for memory or for the execution before.
         // SAFETY: every list is as long as the call's arguments state (arguments: checked above;
         // outputs: the count that the plugin itself gave when the executable was made) and lives
         // through the call; all buffers are of this client and alive.
-        let started = unsafe { client.call(call) };
+        let started = stall_timeout::wait(
+            Watched::Device("the start of an execution"),
+            client.plugin().path(),
+            || unsafe { client.call(call) },
+        );
         started.map_err(|e| {
             e.during(format!(
                 "executing on {} device(s) of {}",

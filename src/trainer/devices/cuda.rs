@@ -3,7 +3,7 @@
 
 use super::device::{DeviceSettings, open_plugin, session};
 use super::distributed_options;
-use super::gpu::{Gpu, MEMORY_SHARE};
+use super::gpu::{Gpu, memory_share};
 use crate::error::Result;
 use crate::session::Session;
 use std::ops::Range;
@@ -37,7 +37,7 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
         .map_or(0, |group| group.rank_info().local_rank * local);
     let cards = first..first + local;
     let client = open_plugin(&CUDA, &path, mesh, group.as_ref(), |plugin| {
-        let mut options = client_options(plugin, settings, cards.clone());
+        let mut options = client_options(plugin, settings, cards.clone(), mesh.devices());
         options.extend(
             group
                 .iter()
@@ -65,11 +65,22 @@ fn client_options(
     plugin: &Plugin,
     settings: &DeviceSettings,
     cards: Range<usize>,
+    devices: usize,
 ) -> Vec<(String, OptionValue)> {
-    if cuda_tools::cuda_version(plugin).is_none() {
-        return Vec::new();
+    match cuda_tools::cuda_version(plugin) {
+        Some(_) => card_options(settings, cards, devices),
+        None => Vec::new(),
     }
-    let fraction = settings.memory_fraction.unwrap_or(MEMORY_SHARE);
+}
+
+/// `cards` are this process's, of the run's `devices`.
+fn card_options(
+    settings: &DeviceSettings,
+    cards: Range<usize>,
+    devices: usize,
+) -> Vec<(String, OptionValue)> {
+    let share = memory_share(devices);
+    let fraction = settings.memory_fraction.unwrap_or(share);
     // As many as there are replicas; the others are left to other processes.
     let first = cards.map(|card| card as i64).collect();
     let visible = if settings.visible_devices.is_empty() {
@@ -201,6 +212,23 @@ mod tests {
         };
         assert!(has(2) && has(64));
         assert!(!has(1));
+    }
+
+    #[test]
+    fn a_process_with_one_of_several_cards_leaves_them_room() {
+        let fraction = |settings: &DeviceSettings, devices| {
+            let options = card_options(settings, 0..1, devices);
+            let found = options.iter().find(|(name, _)| name == "memory_fraction");
+            found.unwrap().1.clone()
+        };
+        let by_default = DeviceSettings::default();
+        assert_eq!(fraction(&by_default, 1), OptionValue::Float(0.9));
+        assert_eq!(fraction(&by_default, 8), OptionValue::Float(0.85));
+        let given = DeviceSettings {
+            memory_fraction: Some(0.7),
+            ..by_default
+        };
+        assert_eq!(fraction(&given, 8), OptionValue::Float(0.7));
     }
 
     #[test]

@@ -43,9 +43,28 @@ struct Peaks {
 /// had before a card is.
 pub const PEAK_SHARE: f64 = 0.6;
 
+/// From the end of a kernel to the start of the next one in a command buffer (CUDA graph), and between
+/// kernels that the host launches one by one; assumptions, as [`PEAK_SHARE`] is.
+pub const GAP_IN_BUFFER: Duration = Duration::from_nanos(1_500);
+/// See [`GAP_IN_BUFFER`].
+pub const GAP_BETWEEN_LAUNCHES: Duration = Duration::from_nanos(4_000);
+
 /// Of a card's memory, what a client's allocator takes by default; the rest is the driver's and the
 /// libraries'.
-pub const MEMORY_SHARE: f64 = 0.9;
+const MEMORY_SHARE: f64 = 0.9;
+
+/// The same for each of several cards: NCCL keeps buffers of its own for every communicator, outside of
+/// the allocator.
+const MEMORY_SHARE_OF_SEVERAL: f64 = 0.85;
+
+/// See [`MEMORY_SHARE`]: of each of a run's `devices`, in all processes.
+pub fn memory_share(devices: usize) -> f64 {
+    if devices > 1 {
+        MEMORY_SHARE_OF_SEVERAL
+    } else {
+        MEMORY_SHARE
+    }
+}
 
 /// In a card's file, what follows is not known to plugins of an older PJRT C API than this.
 const SINCE: (&str, (i32, i32)) = ("# since 0.115", (0, 115));
@@ -122,9 +141,9 @@ impl Gpu {
         self.number("device_memory_size")
     }
 
-    /// Bytes that a run can use of it unless it is set otherwise.
-    pub fn usable_memory(self) -> u64 {
-        (self.memory() as f64 * MEMORY_SHARE) as u64
+    /// Bytes of each that a run on `devices` cards can use, unless the share is set.
+    pub fn usable_memory(self, devices: usize) -> u64 {
+        (self.memory() as f64 * memory_share(devices)) as u64
     }
 
     /// Bytes per second between the card and its memory.
@@ -157,6 +176,19 @@ impl Gpu {
              compile_time_toolkit_version: \"{version}\"\ndnn_version: \"9.10.0\"\n}}\n\
              platform_name: \"CUDA\"\ndevice_description_str: \"NVIDIA {name}\"\n"
         )
+    }
+
+    /// The time that products take at the peak rate itself.
+    pub fn at_peak(self, work: Work) -> Duration {
+        self.estimate(work).products.mul_f64(PEAK_SHARE)
+    }
+
+    /// The gap behind each kernel, the mean over `inside` of them in command buffers and `outside` that the host
+    /// launches.
+    pub fn gap(self, inside: usize, outside: usize) -> Duration {
+        let gaps = GAP_IN_BUFFER * inside as u32 + GAP_BETWEEN_LAUNCHES * outside as u32;
+        gaps.checked_div((inside + outside) as u32)
+            .unwrap_or(GAP_BETWEEN_LAUNCHES)
     }
 
     /// The time that a step takes if it does nothing but this: products at [`PEAK_SHARE`] of the
@@ -239,6 +271,12 @@ mod tests {
     }
 
     #[test]
+    fn several_cards_leave_room_for_their_collectives() {
+        assert_eq!([1, 2, 64].map(memory_share), [0.9, 0.85, 0.85]);
+        assert!(Gpu::H100.usable_memory(8) < Gpu::H100.usable_memory(1));
+    }
+
+    #[test]
     fn older_plugins_are_not_told_what_they_refuse() {
         for gpu in Gpu::ALL {
             let (new, old) = (gpu.config((0, 115), 13000), gpu.config((0, 112), 12090));
@@ -257,6 +295,20 @@ mod tests {
                 "the marker's comment stays one: {new}"
             );
         }
+    }
+
+    #[test]
+    fn gaps_are_shorter_in_command_buffers() {
+        let gap = |inside, outside| Gpu::H100.gap(inside, outside).as_nanos();
+        assert_eq!(
+            [gap(10, 0), gap(0, 10), gap(0, 0), gap(5, 5)],
+            [1_500, 4_000, 4_000, 2_750]
+        );
+        let work = Work {
+            low_flops: 989.4e12,
+            ..Work::default()
+        };
+        assert!((Gpu::H100.at_peak(work).as_secs_f64() - 1.0).abs() < 1e-6);
     }
 
     #[test]
