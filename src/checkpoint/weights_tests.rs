@@ -1,4 +1,4 @@
-//! Files that are read as they were written, and what is said of damaged and foreign ones.
+//! Files that are read as they were written, and the errors of damaged and foreign ones.
 
 use super::*;
 use crate::tensors::{TensorRef, write_safetensors};

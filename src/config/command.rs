@@ -312,12 +312,6 @@ pub const COMMANDS: &[CommandInfo] = &[
         "xtrain eval token-cls --model_name_or_path out --validation_file test.conll",
     ),
     info(
-        Predict(Reward),
-        "predict reward",
-        "Score texts and conversations with a reward model, into a CSV file",
-        "xtrain predict reward --model_name_or_path out --test_file answers.jsonl --output_file scores.csv",
-    ),
-    info(
         Predict(Cls),
         "predict cls",
         "Label the rows of a table, into a CSV file with a score for each label",
@@ -328,6 +322,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "predict token-cls",
         "Label the words of sentences, into JSON lines or CoNLL columns as the input is",
         "xtrain predict token-cls --model_name_or_path out --test_file new.conll --output_file labels.conll",
+    ),
+    info(
+        Predict(Reward),
+        "predict reward",
+        "Score texts and conversations with a reward model, into a CSV file",
+        "xtrain predict reward --model_name_or_path out --test_file answers.jsonl --output_file scores.csv",
     ),
     info(
         Generate,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use xtrain_fuzz::{JSON, Target};
-use xtrain_models::{Config, HeadKind, LoraConfig};
+use xtrain_models::{Config, HeadKind, LoraConfig, MODEL_TYPES};
 
 const TARGETS: &[Target] = &[
     Target {
@@ -52,7 +52,7 @@ const TARGETS: &[Target] = &[
 
 /// A model to which adapters are added.
 fn small() -> Config {
-    let mut config = xtrain_models::preset("gpt2").expect("it is a preset");
+    let mut config = xtrain_models::default_config(MODEL_TYPES[0]).expect("it has one");
     for (key, value) in [
         ("n_layer", 2),
         ("n_embd", 16),

@@ -188,6 +188,7 @@ fn is_lasting(error: &(dyn StdError + 'static)) -> bool {
             | trainer::Error::NotWorthSaving { .. }
             | trainer::Error::BrokenWeights { .. }
             | trainer::Error::NotTied { .. }
+            | trainer::Error::NotTransposed { .. }
             | trainer::Error::Resume { .. }
             | trainer::Error::NoMetric { .. }
             | trainer::Error::TooFewDevices { .. }

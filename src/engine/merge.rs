@@ -408,7 +408,7 @@ impl<'m> Merger<'m> {
     }
 }
 
-/// A matrix of so many columns, transposed.
+/// A matrix with this many columns, transposed.
 fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
     let column = |column: usize| matrix.iter().skip(column).step_by(columns).copied();
     (0..columns).flat_map(column).collect()

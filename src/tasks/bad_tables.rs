@@ -1,4 +1,4 @@
-//! Tables of text with something wrong in them: a file's name, its bytes, and parts of what is said.
+//! Tables of text with something wrong in them: a file's name, its bytes, and parts of the message.
 
 pub(super) const TABLES: &[(&str, &[u8], &[&str])] = &[
     ("empty.csv", b"", &["empty.csv is empty"]),

@@ -60,6 +60,15 @@ pub enum Error {
         tensor: String,
         parameter: String,
     },
+    #[error(
+        "{path}: `{tensor}` is not the transpose of `{other}`, and ensure_weight_tying has one pair of matrices for both; set it to \
+         false in adapter_config.json if they are to differ"
+    )]
+    NotTransposed {
+        path: PathBuf,
+        tensor: String,
+        other: String,
+    },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
     #[error("there is no metric `{name}`; those of this evaluation are {known}")]

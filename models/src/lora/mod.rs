@@ -168,6 +168,18 @@ impl Adapter {
         self.tied.get(module).map(String::as_str)
     }
 
+    /// Tensors of a file by PEFT that are transposes of others there, each with the other.
+    pub fn tied_copies(&self) -> Vec<[String; 2]> {
+        let of_layer = |(module, table): (&String, &String)| {
+            let parts = [(A, EMBEDDING_B), (B, EMBEDDING_A)];
+            parts.map(|(copy, of)| {
+                [format!("{module}.{copy}"), format!("{table}.{of}")]
+                    .map(|name| self.saved_name(&name))
+            })
+        };
+        self.tied.iter().flat_map(of_layer).collect()
+    }
+
     /// Every adapted layer by its module's name.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = (&str, &LoraLayer)> {
         self.layers

@@ -180,7 +180,7 @@ const HINTS: &[(&str, &str)] = &[
     ("predict ner", "did you mean `xtrain predict token-cls`?"),
     (
         "predict clm",
-        "`xtrain predict` is for reward, cls, token-cls; texts are continued by `xtrain generate`",
+        "`xtrain predict` is for cls, token-cls, reward; texts are continued by `xtrain generate`",
     ),
     ("train orpo", "did you mean `xtrain train dpo`?"),
     (

@@ -12,7 +12,9 @@ use xtrain_checkpoint::weights::convert_floats;
 use xtrain_checkpoint::{Error as CheckpointError, Mismatch, Weights};
 use xtrain_graphs::optim::MASTER_WEIGHT;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{HeadKind, Init, Model, ParameterSet, ParameterSpec, StoredName, stored_name};
+use xtrain_models::{
+    Adapter, HeadKind, Init, Model, ParameterSet, ParameterSpec, StoredName, stored_name,
+};
 
 /// The shape that a parameter has on the device, where it is held in this type.
 pub fn parameter_shape(parameter: &ParameterSpec, dtype: DType) -> Shape {
@@ -299,8 +301,44 @@ pub fn check_adapter(model: &dyn Model, weights: &Weights) -> Result<()> {
         .map(|(parameter, name)| (name, parameter_shape(&parameter, DType::F32)))
         .collect();
     let wanted = wanted.iter().map(|(name, shape)| (name.as_str(), shape));
-    let checked = weights.check(wanted, |name| name.ends_with(".base_layer.weight"));
+    let copies = model
+        .adapter()
+        .map(Adapter::tied_copies)
+        .unwrap_or_default();
+    let checked = weights.check(wanted, |name| {
+        name.ends_with(".base_layer.weight") || copies.iter().any(|[copy, _]| copy == name)
+    });
     Ok(checked?)
+}
+
+/// What a file holds twice, as PEFT writes what is tied, has to be the same.
+fn check_tied_copies(model: &dyn Model, weights: &Weights) -> Result<()> {
+    let copies = model
+        .adapter()
+        .map(Adapter::tied_copies)
+        .unwrap_or_default();
+    for [copy, other] in copies {
+        if weights.get(&copy).is_none() {
+            continue;
+        }
+        let (dims, values) = weights.read_f32(&copy)?;
+        let (of_other, others) = weights.read_f32(&other)?;
+        let columns = dims.last().copied().unwrap_or(1);
+        let transposed = |at: usize| others[at % columns * dims[0] + at / columns];
+        let is_one = dims.iter().eq(of_other.iter().rev())
+            && values
+                .iter()
+                .enumerate()
+                .all(|(at, value)| *value == transposed(at));
+        if !is_one {
+            return Err(Error::NotTransposed {
+                path: weights.path().to_path_buf(),
+                tensor: copy,
+                other,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The parameters that an adapter's file holds, with their names there.
@@ -320,6 +358,7 @@ fn adapter_parameters(model: &dyn Model) -> impl Iterator<Item = (ParameterSpec,
 /// is full.
 pub fn load_adapter(session: &mut Session, model: &dyn Model, weights: &Weights) -> Result<()> {
     check_adapter(model, weights)?;
+    check_tied_copies(model, weights)?;
     for (parameter, name) in adapter_parameters(model) {
         let shape = parameter_shape(&parameter, DType::F32);
         let bytes = weights.read(&name, &shape)?;
