@@ -17,13 +17,12 @@ pub mod replicas;
 
 use super::error::{Error, Result};
 use super::mesh_devices::{Buffers, MeshDevices};
-use super::pipeline::{Executor, HostTime, Microbatch, Parts, State};
+use super::pipeline::{Executor, Parts, State};
 use super::settings::WeightStorage;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 use xtrain_cache::GraphCache;
 use xtrain_graphs::{Fingerprint, Graph, Precision, Shape};
 use xtrain_parallel::{Mesh, PipelineSchedule, Placements};
@@ -54,6 +53,11 @@ pub struct Session {
     records_again: bool,
 }
 
+/// Whether the environment asks for recording each step again and comparing it with the first of its kind.
+fn records_again() -> bool {
+    std::env::var_os("XTRAIN_RECORD_AGAIN").is_some_and(|value| !value.is_empty())
+}
+
 /// The number of a layout.
 fn new_layout() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -76,7 +80,7 @@ impl Session {
             storage: WeightStorage::F32,
             made: RefCell::default(),
             layout: new_layout(),
-            records_again: repeated::records_again(),
+            records_again: records_again(),
         }
     }
 
@@ -190,29 +194,6 @@ impl Session {
             self.state.insert(held, buffers);
         }
         Ok(())
-    }
-
-    /// Starts a step on the devices, or keeps its microbatch for the one that ends the step, with which it
-    /// goes through the stages of a pipeline. The host began with it at `started`.
-    fn start(
-        &mut self,
-        microbatch: Microbatch,
-        ends: bool,
-        started: Instant,
-    ) -> Result<StepOutputs> {
-        if !ends && self.mesh().stage > 1 {
-            self.executor.wait(microbatch);
-            let host_time = HostTime {
-                trace: started.elapsed(),
-                ..HostTime::default()
-            };
-            return Ok(StepOutputs::new(BTreeMap::new(), host_time));
-        }
-        let recorded = started.elapsed();
-        let (devices, cache, state) = (&self.devices, &mut self.cache, &mut self.state);
-        let (fetched, mut host_time) = self.executor.run(devices, cache, state, microbatch)?;
-        host_time.trace += recorded;
-        Ok(StepOutputs::new(fetched, host_time))
     }
 
     /// Whether some replicas live in other processes.

@@ -49,6 +49,29 @@ impl Session {
         recording.mark_step(&graph_name).map(Some)
     }
 
+    /// Starts a step on the devices, or keeps its microbatch for the one that ends the step, with which it
+    /// goes through the stages of a pipeline. The host began with it at `started`.
+    pub(super) fn start(
+        &mut self,
+        microbatch: Microbatch,
+        ends: bool,
+        started: Instant,
+    ) -> Result<StepOutputs> {
+        if !ends && self.mesh().stage > 1 {
+            self.executor.wait(microbatch);
+            let host_time = HostTime {
+                trace: started.elapsed(),
+                ..HostTime::default()
+            };
+            return Ok(StepOutputs::new(BTreeMap::new(), host_time));
+        }
+        let recorded = started.elapsed();
+        let (devices, cache, state) = (&self.devices, &mut self.cache, &mut self.state);
+        let (fetched, mut host_time) = self.executor.run(devices, cache, state, microbatch)?;
+        host_time.trace += recorded;
+        Ok(StepOutputs::new(fetched, host_time))
+    }
+
     /// How recorded graphs are partitioned along the tensor axis.
     fn partition(&self) -> Option<Partition> {
         let groups = self.mesh().groups(&[Axis::Tensor])?;
@@ -129,7 +152,7 @@ pub struct StepOutputs {
 }
 
 impl StepOutputs {
-    pub(super) fn new(fetched: BTreeMap<String, Buffers>, host_time: HostTime) -> Self {
+    fn new(fetched: BTreeMap<String, Buffers>, host_time: HostTime) -> Self {
         StepOutputs { fetched, host_time }
     }
 

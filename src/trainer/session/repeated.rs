@@ -1,8 +1,8 @@
 //! Steps that repeat: recorded once for feeds of the same shapes, then run with other data. A step's
 //! host time does not grow with the model then.
 
-use super::recording::Recording;
-use super::{Session, StepOutputs};
+use super::Session;
+use super::recording::{Recording, StepOutputs};
 use crate::error::{Error, Result};
 use crate::mesh_devices::Buffers;
 use crate::pipeline::{Microbatch, Recorded};
@@ -10,14 +10,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_graphs::{Fingerprint, Shape};
-
-/// Set, every step is recorded each time it runs, and compared with what was recorded first.
-const RECORD_AGAIN: &str = "XTRAIN_RECORD_AGAIN";
-
-/// Whether the environment asks for that.
-pub(super) fn records_again() -> bool {
-    std::env::var_os(RECORD_AGAIN).is_some_and(|value| !value.is_empty())
-}
 
 /// The data of one run of a step that repeats, by the names of the inputs.
 pub struct Feeds {
