@@ -31,7 +31,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "cards_that_are_described_run_nothing",
         "--device cuda CLM --target h200",
-        "add --dry_run",
+        "nothing runs there",
     ),
     (
         "kernels_are_those_of_a_card",
@@ -41,12 +41,12 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "page_is_of_kernels",
         "cache show 3f2a --html a.html",
-        "add --kernels",
+        "the report of --kernels",
     ),
     (
         "json_is_of_kernels",
         "compile clm --model_type gpt2 --tokenizer_name @/tokenizer.json --json",
-        "add --kernels",
+        "the report of --kernels",
     ),
     (
         "use_cpu_is_the_cpu",
