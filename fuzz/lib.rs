@@ -30,6 +30,23 @@ pub struct Target {
     pub read: fn(&Path, &[u8]),
 }
 
+/// The tests of a crate's targets: a short one of each, and that of `bin/soak fuzz`.
+#[macro_export]
+macro_rules! tests {
+    ($targets:expr) => {
+        #[test]
+        fn damaged_input_is_refused_by_every_reader() {
+            $crate::try_shortly($targets);
+        }
+
+        #[test]
+        #[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
+        fn soak() {
+            $crate::soak($targets);
+        }
+    };
+}
+
 /// Pieces of JSON.
 pub const JSON: &[&str] = &[
     "{",

@@ -214,6 +214,143 @@ fn version_is_the_packages() {
     );
 }
 
+/// Lines with a mistake, and the message that it ends in, or a part of it. TRAIN stands for [`TRAIN`].
+const MISTAKES: &[(&str, &str)] = &[
+    (
+        "TRAIN --learning_rte 1",
+        "error: unknown flag --learning_rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+    ),
+    (
+        "TRAIN --learning-rte=1",
+        "error: unknown flag --learning-rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+    ),
+    (
+        "TRAIN --xyzzy",
+        "error: unknown flag --xyzzy for `xtrain train clm`\nhint: `xtrain train clm --help` lists what it takes\n",
+    ),
+    (
+        "TRAIN --prompt x",
+        "hint: that one belongs to `xtrain generate`",
+    ),
+    (
+        "TRAIN --config typo.toml",
+        "error: typo.toml:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
+    ),
+    (
+        "TRAIN --config typo.json",
+        "error: typo.json:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
+    ),
+    (
+        "TRAIN --config wrong.toml",
+        "error: wrong.toml:1: `learning_rate` must be a number that is 0 or more, found `fast`\n",
+    ),
+    ("TRAIN --config none.toml", "error: none.toml: No such file"),
+    (
+        "TRAIN --per_device_train_batch_size 0",
+        "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
+    ),
+    (
+        "TRAIN --gradient_checkpointing every:0",
+        "error: command line: `gradient_checkpointing` must be true, false, full, attention or every:K with K at least 1, found `every:0`\n",
+    ),
+    (
+        "TRAIN --seed",
+        "error: --seed needs a value: a whole number that is 0 or more\n",
+    ),
+    (
+        "TRAIN --output_dir old",
+        "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint",
+    ),
+    (
+        "TRAIN --validation_file none.txt",
+        "error: --validation_file: none.txt does not exist\n",
+    ),
+    (
+        "TRAIN --config_name google-bert/bert-base-cased",
+        "error: --config_name: google-bert/bert-base-cased is an encoder, which predicts masked tokens, not the next one\n",
+    ),
+    (
+        "TRAIN_BERT",
+        "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
+    ),
+    ("TRAIN stray", "unexpected word `stray`"),
+    (
+        "train clm --model_type gpt2 --tokenizer_name tokenizer.json train.txt --output_dir out",
+        "error: unexpected word `train.txt`: every setting of `xtrain train clm` is a flag\nhint: write it as --train_file train.txt\n",
+    ),
+    (
+        "TRAIN --output_dir s3://bucket/out",
+        "error: --output_dir: s3://bucket/out is not on this machine, and s3:// is not supported here\nhint: give a path on this machine,",
+    ),
+    (
+        "TRAIN --cache_dir s3://bucket/cache",
+        "error: --cache_dir: s3://bucket/cache is not on this machine",
+    ),
+    (
+        "train clm --model_name_or_path gs://b/model --train_file train.txt --output_dir out",
+        "error: --model_name_or_path: gs://b/model is not on this machine, and gs:// is not supported here\nhint: copy it",
+    ),
+    (
+        "report s3://b/run",
+        "error: report: s3://b/run is not on this machine",
+    ),
+    (
+        "TRAIN --do_eval",
+        "error: --do_eval without --do_train only evaluates, and a model of --model_type has random weights\nhint: add --do_train or",
+    ),
+    (
+        "TRAIN --eos_token x",
+        "error: unknown flag --eos_token for `xtrain train clm`\nhint: not built yet: special tokens are those of the tokenizer",
+    ),
+    (
+        "TRAIN --data_parallel 2147483647 --tensor_parallel 2147483647 --pipeline_parallel 4",
+        "are more than 1048576 devices\nhint: ",
+    ),
+    (
+        "sft",
+        "error: unknown command `sft`\nhint: did you mean `xtrain train sft`?\n",
+    ),
+    ("train grpo", "error: unknown command `train grpo`\nhint: "),
+    ("train", "error: `xtrain train` needs one of: clm, "),
+    (
+        "train mml",
+        "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n",
+    ),
+    (
+        "trian clm",
+        "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n",
+    ),
+    (
+        "--learning_rate 1 train clm",
+        "error: --learning_rate stands before the command\nhint: write it after: `xtrain train clm --learning_rate ...`\n",
+    ),
+    (
+        "predict --test_file new.csv cls",
+        "error: --test_file stands before the command\nhint: write it after: `xtrain predict cls --test_file ...`\n",
+    ),
+    (
+        "--device tpu doctor",
+        "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n",
+    ),
+    ("--device", "error: --device needs a value"),
+    (
+        "-- train clm",
+        "error: unknown flag -- before the command\n",
+    ),
+    (
+        "train -- clm",
+        "error: unknown flag -- before the command\n",
+    ),
+    (
+        "--device cpu",
+        "error: `xtrain COMMAND` needs one of: train clm, ",
+    ),
+    (
+        "bench --steps 0 --model_type gpt2",
+        "`steps` must be a whole number that is at least 1",
+    ),
+];
+
 #[test]
 fn mistakes_end_in_one_message_and_exit_code_2() {
     let dir = workplace();
@@ -228,148 +365,9 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
     )
     .unwrap();
     std::fs::write(dir.path().join("wrong.toml"), "learning_rate = \"fast\"\n").unwrap();
-    let cases: Vec<(String, &str)> = vec![
-        (
-            format!("{TRAIN} --learning_rte 1"),
-            "error: unknown flag --learning_rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
-        ),
-        (
-            format!("{TRAIN} --learning-rte=1"),
-            "error: unknown flag --learning-rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
-        ),
-        (
-            format!("{TRAIN} --xyzzy"),
-            "error: unknown flag --xyzzy for `xtrain train clm`\nhint: `xtrain train clm --help` lists what it takes\n",
-        ),
-        (
-            format!("{TRAIN} --prompt x"),
-            "hint: that one belongs to `xtrain generate`",
-        ),
-        (
-            format!("{TRAIN} --config typo.toml"),
-            "error: typo.toml:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
-        ),
-        (
-            format!("{TRAIN} --config typo.json"),
-            "error: typo.json:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
-        ),
-        (
-            format!("{TRAIN} --config wrong.toml"),
-            "error: wrong.toml:1: `learning_rate` must be a number that is 0 or more, found `fast`\n",
-        ),
-        (
-            format!("{TRAIN} --config none.toml"),
-            "error: none.toml: No such file",
-        ),
-        (
-            format!("{TRAIN} --per_device_train_batch_size 0"),
-            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
-        ),
-        (
-            format!("{TRAIN} --gradient_checkpointing every:0"),
-            "error: command line: `gradient_checkpointing` must be true, false, full, attention or every:K with K at least 1, found `every:0`\n",
-        ),
-        (
-            format!("{TRAIN} --seed"),
-            "error: --seed needs a value: a whole number that is 0 or more\n",
-        ),
-        (
-            format!("{TRAIN} --output_dir old"),
-            "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint",
-        ),
-        (
-            format!("{TRAIN} --validation_file none.txt"),
-            "error: --validation_file: none.txt does not exist\n",
-        ),
-        (
-            format!("{TRAIN} --config_name google-bert/bert-base-cased"),
-            "error: --config_name: google-bert/bert-base-cased is an encoder, which predicts masked tokens, not the next one\n",
-        ),
-        (
-            format!(
-                "{} --model_type bert",
-                TRAIN.replace("--model_type gpt2 ", "")
-            ),
-            "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
-        ),
-        (format!("{TRAIN} stray"), "unexpected word `stray`"),
-        (
-            "train clm --model_type gpt2 --tokenizer_name tokenizer.json train.txt --output_dir out".into(),
-            "error: unexpected word `train.txt`: every setting of `xtrain train clm` is a flag\nhint: write it as --train_file train.txt\n",
-        ),
-        (
-            format!("{TRAIN} --output_dir s3://bucket/out"),
-            "error: --output_dir: s3://bucket/out is not on this machine, and s3:// is not supported here\nhint: give a path on this machine,",
-        ),
-        (
-            format!("{TRAIN} --cache_dir s3://bucket/cache"),
-            "error: --cache_dir: s3://bucket/cache is not on this machine",
-        ),
-        (
-            "train clm --model_name_or_path gs://b/model --train_file train.txt --output_dir out".into(),
-            "error: --model_name_or_path: gs://b/model is not on this machine, and gs:// is not supported here\nhint: copy it",
-        ),
-        ("report s3://b/run".into(), "error: report: s3://b/run is not on this machine"),
-        (
-            format!("{TRAIN} --do_eval"),
-            "error: --do_eval without --do_train only evaluates, and a model of --model_type has random weights\nhint: add --do_train or",
-        ),
-        (
-            format!("{TRAIN} --eos_token x"),
-            "error: unknown flag --eos_token for `xtrain train clm`\nhint: not built yet: special tokens are those of the tokenizer",
-        ),
-        (
-            format!("{TRAIN} --data_parallel 2147483647 --tensor_parallel 2147483647 --pipeline_parallel 4"),
-            "are more than 1048576 devices\nhint: ",
-        ),
-        (
-            "sft".into(),
-            "error: unknown command `sft`\nhint: did you mean `xtrain train sft`?\n",
-        ),
-        (
-            "train grpo".into(),
-            "error: unknown command `train grpo`\nhint: ",
-        ),
-        ("train".into(), "error: `xtrain train` needs one of: clm, "),
-        (
-            "train mml".into(),
-            "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n",
-        ),
-        (
-            "trian clm".into(),
-            "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n",
-        ),
-        (
-            "--learning_rate 1 train clm".into(),
-            "error: --learning_rate stands before the command\nhint: write it after: `xtrain train clm --learning_rate ...`\n",
-        ),
-        (
-            "predict --test_file new.csv cls".into(),
-            "error: --test_file stands before the command\nhint: write it after: `xtrain predict cls --test_file ...`\n",
-        ),
-        (
-            "--device tpu doctor".into(),
-            "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n",
-        ),
-        ("--device".into(), "error: --device needs a value"),
-        (
-            "-- train clm".into(),
-            "error: unknown flag -- before the command\n",
-        ),
-        (
-            "train -- clm".into(),
-            "error: unknown flag -- before the command\n",
-        ),
-        (
-            "--device cpu".into(),
-            "error: `xtrain COMMAND` needs one of: train clm, ",
-        ),
-        (
-            "bench --steps 0 --model_type gpt2".into(),
-            "`steps` must be a whole number that is at least 1",
-        ),
-    ];
-    for (line, message) in cases {
+    let bert = TRAIN.replace("--model_type gpt2 ", "--model_type bert ");
+    for (line, message) in MISTAKES {
+        let line = line.replace("TRAIN_BERT", &bert).replace("TRAIN", TRAIN);
         let output = xtrain(dir.path(), &line);
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{line}: {text}");

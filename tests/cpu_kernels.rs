@@ -7,18 +7,23 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 use xtrain::runtime::Library;
-use xtrain_graphs::Target;
 use xtrain_graphs::op::CpuKernel;
+use xtrain_graphs::{DType, Target};
 
 /// A model whose matmuls are large enough for kernels.
 const MODEL: &str = "--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=128,n_positions=64,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0";
 
+/// The CPU with the kernels that are the fastest here.
+fn target() -> Target {
+    let library = Library::open().unwrap();
+    library.cpu_target(library.kernel_speeds()).unwrap()
+}
+
+const TRAIN: &str = "train clm --train_file train.txt --tokenizer_name tokenizer --block_size 64 --per_device_train_batch_size 4 \
+    --max_steps 12 --logging_steps 1 --disable_tqdm --save_strategy no --do_train --overwrite_output_dir --output_dir out";
+
 fn train(dir: &Path, more: &str) -> Run {
-    let words = format!(
-        "train clm {MODEL} --train_file train.txt --tokenizer_name tokenizer --block_size 64 --per_device_train_batch_size 4 \
-         --max_steps 12 --logging_steps 1 --disable_tqdm --save_strategy no --do_train --overwrite_output_dir --output_dir out \
-         --cache_dir cache {more}"
-    );
+    let words = format!("{TRAIN} {MODEL} --cache_dir cache {more}");
     let run = xtrain().dir(dir).args(words.split_whitespace()).run();
     run.succeeded();
     run
@@ -50,7 +55,7 @@ fn place() -> tempfile::TempDir {
 /// cache tells the two apart and shows the calls, which evaluations and generations have too.
 #[test]
 fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
-    if Library::open().unwrap().cpu_target().unwrap() == Target::CPU {
+    if target() == Target::CPU {
         eprintln!("this processor has none of the kernels");
         return;
     }
@@ -147,6 +152,132 @@ fn a_number_of_threads_is_a_compiled_graph_of_its_own() {
     assert!(refused.stderr.contains("at least 1"), "{}", refused.stderr);
 }
 
+/// The kernels are measured once and stored: what is stored decides, not what another day would measure; a damaged
+/// file is measured anew; `doctor`, the run's header and `cache explain` name them.
+#[test]
+fn the_measured_kernels_are_stored_and_decide() {
+    let (dir, kernels) = (place(), Library::open().unwrap().kernels());
+    let dir = dir.path();
+    let f32: Vec<&str> = kernels
+        .iter()
+        .filter(|kernel| kernel.dtype() == DType::F32)
+        .map(|kernel| kernel.name())
+        .collect();
+    let [first, .., last] = f32[..] else {
+        eprintln!("this processor has no two kernels for f32");
+        return;
+    };
+    let header = |run: &Run| -> String {
+        let line = run
+            .stderr
+            .lines()
+            .find(|line| line.starts_with("kernels   "));
+        line.unwrap_or_default().to_string()
+    };
+    let run = train(dir, "");
+    assert!(header(&run).contains("GFLOP/s a core"), "{}", run.stderr);
+    let files: Vec<_> = std::fs::read_dir(dir.join("cache/graphs/kernels"))
+        .unwrap()
+        .collect();
+    assert_eq!(files.len(), 1);
+    let file = files[0].as_ref().unwrap().path();
+    let stored = std::fs::read_to_string(&file).unwrap();
+    let with = |fastest: &str| {
+        let mut measured: serde_json::Value = serde_json::from_str(&stored).unwrap();
+        for kernel in measured["kernels"].as_array_mut().unwrap() {
+            kernel["gflops"] = if kernel["kernel"] == fastest {
+                1e6
+            } else {
+                1.0
+            }
+            .into();
+        }
+        std::fs::write(&file, measured.to_string()).unwrap();
+    };
+    with(first);
+    train(dir, "");
+    with(last);
+    let other = train(dir, "");
+    assert!(header(&other).contains(last), "{}", other.stderr);
+    let (_, rest) = other
+        .stderr
+        .split_once("`xtrain cache explain ")
+        .expect(&other.stderr);
+    let explained = xtrain()
+        .dir(dir)
+        .args(["cache", "explain", &rest[..8], "--cache_dir", "cache"])
+        .run();
+    explained.succeeded();
+    let named = explained
+        .stdout
+        .lines()
+        .find(|line| line.contains("target: "));
+    let named = named.expect(&explained.stdout);
+    assert!(
+        named.contains(first) && named.contains(last) && !named.contains("calls"),
+        "{named}"
+    );
+    let again = train(dir, "");
+    assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
+    let doctor = xtrain()
+        .dir(dir)
+        .args(["doctor", "--cache_dir", "cache"])
+        .run();
+    doctor.succeeded();
+    let line = doctor
+        .stdout
+        .lines()
+        .find(|line| line.contains("matmul kernels"));
+    assert!(
+        line.is_some_and(|line| line.contains(last)),
+        "{}",
+        doctor.stdout
+    );
+    std::fs::write(&file, "damaged").unwrap();
+    train(dir, "");
+    let measured: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(measured["kernels"].as_array().unwrap().len(), kernels.len());
+}
+
+/// As a processor without AMX, bf16 instructions or AVX-512 would, a step in bf16 learns what one with the fastest
+/// kernels does.
+#[test]
+fn bf16_learns_the_same_by_every_set_of_kernels() {
+    let dir = place();
+    let dir = dir.path();
+    train(dir, "--bf16");
+    let fastest = losses(dir);
+    for left_out in ["-amx,-avx512-bf16", "-amx,-avx512"] {
+        let words = format!("{TRAIN} {MODEL} --bf16 --cache_dir cache");
+        let run = xtrain()
+            .dir(dir)
+            .env("XTRAIN_CPU_KERNELS", left_out)
+            .args(words.split_whitespace())
+            .run();
+        run.succeeded();
+        let found = losses(dir);
+        assert!(!run.stderr.contains("compiled 0") && found.len() == fastest.len());
+        for (a, b) in fastest.iter().zip(&found) {
+            assert!(
+                (a - b).abs() <= 2e-2 * a.abs(),
+                "{fastest:?}, {left_out}: {found:?}"
+            );
+        }
+    }
+    let refused = xtrain()
+        .dir(dir)
+        .env("XTRAIN_CPU_KERNELS", "-avx51")
+        .args(format!("{TRAIN} {MODEL}").split_whitespace())
+        .run();
+    assert_ne!(refused.code, Some(0));
+    assert!(
+        refused.stderr.contains("-avx51 leaves out avx51"),
+        "{}",
+        refused.stderr
+    );
+}
+
 /// `bench --profile` says where a step's time goes: the parts of the model that ran, the kernels
 /// that ran them; `--dropout` is in the step that is measured, and in the call of attention.
 #[test]
@@ -179,7 +310,7 @@ fn a_profile_names_the_parts_of_a_step() {
             "{scope}: {parts:?}"
         );
     }
-    let attention = matches!(Library::open().unwrap().cpu_target().unwrap(), Target::Cpu(kernels)
+    let attention = matches!(target(), Target::Cpu(kernels)
         if kernels.f32.and_then(CpuKernel::of_attention).is_some());
     let by_call = time(&|_, kind| kind == "xtrain.attention");
     assert_eq!(by_call > 0.0, attention, "{parts:?}");

@@ -286,139 +286,142 @@ fn texts_that_cannot_be_used() {
     ]);
 }
 
+/// What is wrong with a configuration, and what is said.
+const CONFIGURATIONS: &[Case] = &[
+    (
+        "syntax",
+        |p| p.write("model/config.json", "{\n  \"n_layer\": }"),
+        "EVAL",
+        2,
+        &["model/config.json:2:14: not valid JSON"],
+    ),
+    (
+        "a list",
+        |p| p.write("model/config.json", "[]"),
+        "EVAL",
+        2,
+        &["model/config.json: expected a JSON object"],
+    ),
+    (
+        "empty",
+        |p| p.write("model/config.json", ""),
+        "EVAL",
+        2,
+        &["model/config.json: the file is empty"],
+    ),
+    (
+        "missing",
+        |p| fs::remove_file(p.path("model/config.json")).unwrap(),
+        "EVAL",
+        2,
+        &["model holds no config.json"],
+    ),
+    (
+        "type",
+        |p| p.set("n_layer", json!("two")),
+        "EVAL",
+        2,
+        &[
+            "model/config.json: `n_layer` must be a positive integer",
+            "two",
+        ],
+    ),
+    (
+        "fraction",
+        |p| p.set("n_layer", json!(2.5)),
+        "EVAL",
+        2,
+        &["`n_layer` must be a positive integer, got 2.5"],
+    ),
+    (
+        "zero",
+        |p| p.set("n_head", json!(0)),
+        "EVAL",
+        2,
+        &["`n_head` must be a positive integer, got 0"],
+    ),
+    (
+        "heads",
+        |p| p.set("n_head", json!(3)),
+        "EVAL",
+        2,
+        &["`n_embd` = 32: must be a multiple of n_head (3)"],
+    ),
+    (
+        "activation",
+        |p| p.set("activation_function", json!("geluu")),
+        "EVAL",
+        2,
+        &[
+            "model/config.json: `activation_function` = \"geluu\"",
+            "gelu_new",
+        ],
+    ),
+    (
+        "model type",
+        |p| p.set("model_type", json!("mamba")),
+        "EVAL",
+        2,
+        &["model/config.json: `model_type` = \"mamba\"", "gpt2"],
+    ),
+    (
+        "override",
+        |_| (),
+        "TRAIN --config_overrides n_layers=2",
+        2,
+        &["--config_overrides: n_layers=2", "did you mean `n_layer`?"],
+    ),
+    (
+        "override's type",
+        |_| (),
+        "TRAIN --config_overrides n_layer=two",
+        2,
+        &["--config_overrides: n_layer=", "number"],
+    ),
+    (
+        "tokenizer missing",
+        |p| fs::remove_file(p.path("model/tokenizer.json")).unwrap(),
+        "EVAL",
+        2,
+        &["no tokenizer in model"],
+    ),
+    (
+        "tokenizer damaged",
+        |p| p.write("model/tokenizer.json", "{"),
+        "EVAL",
+        1,
+        &["model/tokenizer.json is not a tokenizer"],
+    ),
+    (
+        "vocabulary chosen too small",
+        |_| (),
+        "TRAIN --config_overrides n_layer=2,n_head=2,n_embd=32,vocab_size=10",
+        1,
+        &["vocabulary has 10", "--config_overrides vocab_size=1000"],
+    ),
+    (
+        "block",
+        |_| (),
+        "TRAIN --block_size 65",
+        2,
+        &[
+            "--block_size 65",
+            "64 positions",
+            "hint: set --block_size 64 or less",
+        ],
+    ),
+    (
+        "tiny block",
+        |_| (),
+        "TRAIN --block_size 1",
+        2,
+        &["--block_size must be at least 2"],
+    ),
+];
+
 #[test]
 fn configurations_that_cannot_be_used() {
-    check(&[
-        (
-            "syntax",
-            |p| p.write("model/config.json", "{\n  \"n_layer\": }"),
-            "EVAL",
-            2,
-            &["model/config.json:2:14: not valid JSON"],
-        ),
-        (
-            "a list",
-            |p| p.write("model/config.json", "[]"),
-            "EVAL",
-            2,
-            &["model/config.json: expected a JSON object"],
-        ),
-        (
-            "empty",
-            |p| p.write("model/config.json", ""),
-            "EVAL",
-            2,
-            &["model/config.json: the file is empty"],
-        ),
-        (
-            "missing",
-            |p| fs::remove_file(p.path("model/config.json")).unwrap(),
-            "EVAL",
-            2,
-            &["model holds no config.json"],
-        ),
-        (
-            "type",
-            |p| p.set("n_layer", json!("two")),
-            "EVAL",
-            2,
-            &[
-                "model/config.json: `n_layer` must be a positive integer",
-                "two",
-            ],
-        ),
-        (
-            "fraction",
-            |p| p.set("n_layer", json!(2.5)),
-            "EVAL",
-            2,
-            &["`n_layer` must be a positive integer, got 2.5"],
-        ),
-        (
-            "zero",
-            |p| p.set("n_head", json!(0)),
-            "EVAL",
-            2,
-            &["`n_head` must be a positive integer, got 0"],
-        ),
-        (
-            "heads",
-            |p| p.set("n_head", json!(3)),
-            "EVAL",
-            2,
-            &["`n_embd` = 32: must be a multiple of n_head (3)"],
-        ),
-        (
-            "activation",
-            |p| p.set("activation_function", json!("geluu")),
-            "EVAL",
-            2,
-            &[
-                "model/config.json: `activation_function` = \"geluu\"",
-                "gelu_new",
-            ],
-        ),
-        (
-            "model type",
-            |p| p.set("model_type", json!("mamba")),
-            "EVAL",
-            2,
-            &["model/config.json: `model_type` = \"mamba\"", "gpt2"],
-        ),
-        (
-            "override",
-            |_| (),
-            "TRAIN --config_overrides n_layers=2",
-            2,
-            &["--config_overrides: n_layers=2", "did you mean `n_layer`?"],
-        ),
-        (
-            "override's type",
-            |_| (),
-            "TRAIN --config_overrides n_layer=two",
-            2,
-            &["--config_overrides: n_layer=", "number"],
-        ),
-        (
-            "tokenizer missing",
-            |p| fs::remove_file(p.path("model/tokenizer.json")).unwrap(),
-            "EVAL",
-            2,
-            &["no tokenizer in model"],
-        ),
-        (
-            "tokenizer damaged",
-            |p| p.write("model/tokenizer.json", "{"),
-            "EVAL",
-            1,
-            &["model/tokenizer.json is not a tokenizer"],
-        ),
-        (
-            "vocabulary chosen too small",
-            |_| (),
-            "TRAIN --config_overrides n_layer=2,n_head=2,n_embd=32,vocab_size=10",
-            1,
-            &["vocabulary has 10", "--config_overrides vocab_size=1000"],
-        ),
-        (
-            "block",
-            |_| (),
-            "TRAIN --block_size 65",
-            2,
-            &[
-                "--block_size 65",
-                "64 positions",
-                "hint: set --block_size 64 or less",
-            ],
-        ),
-        (
-            "tiny block",
-            |_| (),
-            "TRAIN --block_size 1",
-            2,
-            &["--block_size must be at least 2"],
-        ),
-    ]);
+    check(CONFIGURATIONS);
 }
 
 /// As run_clm does, where a tokenizer got tokens that the model does not have.
@@ -439,134 +442,140 @@ fn a_vocabulary_smaller_than_the_tokenizers_gets_rows() {
     );
 }
 
+fn edit(place: &Workplace, edit: impl FnOnce(&mut Tensors)) {
+    let mut tensors = place.weights();
+    edit(&mut tensors);
+    place.write_weights(&tensors);
+}
+
+fn cut(place: &Workplace, keep: usize) {
+    let whole = fs::read(place.path("model/model.safetensors")).unwrap();
+    place.write("model/model.safetensors", &whole[..keep]);
+}
+
+const FINETUNE: &str = "train clm --disable_tqdm --model_name_or_path model --train_file train.txt --output_dir out --block_size 32";
+fn without(place: &Workplace) {
+    fs::remove_file(place.path("model/model.safetensors")).unwrap();
+}
+
+/// What is wrong with weights, and what is said.
+const DAMAGED_WEIGHTS: &[Case] = &[
+    (
+        "missing file",
+        without,
+        "EVAL",
+        2,
+        &["no model.safetensors in model"],
+    ),
+    (
+        "only a pickle",
+        |p| {
+            without(p);
+            p.write("model/pytorch_model.bin", "pickle");
+        },
+        "EVAL",
+        1,
+        &[
+            "pytorch_model.bin",
+            "not a file of torch.save",
+            "save_pretrained",
+        ],
+    ),
+    (
+        "cut in the header",
+        |p| cut(p, 100),
+        "EVAL",
+        1,
+        &["model/model.safetensors is cut short", "the file has 100"],
+    ),
+    (
+        "cut in the data",
+        |p| cut(p, 100_000),
+        "EVAL",
+        1,
+        &[
+            "model/model.safetensors is cut short",
+            "the file has 100000",
+        ],
+    ),
+    (
+        "empty",
+        |p| cut(p, 0),
+        "EVAL",
+        1,
+        &["model/model.safetensors is cut short"],
+    ),
+    (
+        "not one",
+        |p| p.write("model/model.safetensors", [255; 100]),
+        "EVAL",
+        1,
+        &["model/model.safetensors is not a safetensors file"],
+    ),
+    (
+        "a tensor missing",
+        |p| edit(p, |t| drop(t.remove(TENSOR))),
+        "EVAL",
+        1,
+        &["missing (1):", TENSOR],
+    ),
+    (
+        "a tensor more",
+        |p| {
+            edit(p, |t| {
+                drop(t.insert("transformer.h.0.q_norm".into(), (vec![1], vec![1.0])))
+            })
+        },
+        FINETUNE,
+        1,
+        &["unexpected (1):", "transformer.h.0.q_norm"],
+    ),
+    (
+        "a tensor turned",
+        |p| edit(p, |t| t.get_mut(TENSOR).unwrap().0.reverse()),
+        FINETUNE,
+        1,
+        &["mis-shaped (1):", TENSOR, "f32[32,96]", "f32[96,32]"],
+    ),
+    (
+        "all tensors of a layer missing",
+        |p| p.set("n_layer", json!(3)),
+        "EVAL",
+        1,
+        &[
+            "missing (12):",
+            "transformer.h.2.attn.c_attn.weight",
+            "transformer.h.2.mlp.c_proj.bias",
+        ],
+    ),
+    (
+        "a NaN",
+        |p| edit(p, |t| t.get_mut(TENSOR).unwrap().1[7] = f32::NAN),
+        "EVAL",
+        1,
+        &["model.safetensors", TENSOR, "not finite"],
+    ),
+    (
+        "a head of its own in a tied model",
+        |p| {
+            edit(p, |t| {
+                let mut head = t["transformer.wte.weight"].clone();
+                head.1[0] += 1.0;
+                t.insert("lm_head.weight".into(), head);
+            })
+        },
+        "EVAL",
+        1,
+        &[
+            "`lm_head.weight` is another tensor than `transformer.wte.weight`",
+            "tie_word_embeddings",
+        ],
+    ),
+];
+
 #[test]
 fn weights_that_cannot_be_used() {
-    fn edit(place: &Workplace, edit: impl FnOnce(&mut Tensors)) {
-        let mut tensors = place.weights();
-        edit(&mut tensors);
-        place.write_weights(&tensors);
-    }
-    fn cut(place: &Workplace, keep: usize) {
-        let whole = fs::read(place.path("model/model.safetensors")).unwrap();
-        place.write("model/model.safetensors", &whole[..keep]);
-    }
-    const FINETUNE: &str = "train clm --disable_tqdm --model_name_or_path model --train_file train.txt --output_dir out --block_size 32";
-    fn without(place: &Workplace) {
-        fs::remove_file(place.path("model/model.safetensors")).unwrap();
-    }
-    check(&[
-        (
-            "missing file",
-            without,
-            "EVAL",
-            2,
-            &["no model.safetensors in model"],
-        ),
-        (
-            "only a pickle",
-            |p| {
-                without(p);
-                p.write("model/pytorch_model.bin", "pickle");
-            },
-            "EVAL",
-            1,
-            &[
-                "pytorch_model.bin",
-                "not a file of torch.save",
-                "save_pretrained",
-            ],
-        ),
-        (
-            "cut in the header",
-            |p| cut(p, 100),
-            "EVAL",
-            1,
-            &["model/model.safetensors is cut short", "the file has 100"],
-        ),
-        (
-            "cut in the data",
-            |p| cut(p, 100_000),
-            "EVAL",
-            1,
-            &[
-                "model/model.safetensors is cut short",
-                "the file has 100000",
-            ],
-        ),
-        (
-            "empty",
-            |p| cut(p, 0),
-            "EVAL",
-            1,
-            &["model/model.safetensors is cut short"],
-        ),
-        (
-            "not one",
-            |p| p.write("model/model.safetensors", [255; 100]),
-            "EVAL",
-            1,
-            &["model/model.safetensors is not a safetensors file"],
-        ),
-        (
-            "a tensor missing",
-            |p| edit(p, |t| drop(t.remove(TENSOR))),
-            "EVAL",
-            1,
-            &["missing (1):", TENSOR],
-        ),
-        (
-            "a tensor more",
-            |p| {
-                edit(p, |t| {
-                    drop(t.insert("transformer.h.0.q_norm".into(), (vec![1], vec![1.0])))
-                })
-            },
-            FINETUNE,
-            1,
-            &["unexpected (1):", "transformer.h.0.q_norm"],
-        ),
-        (
-            "a tensor turned",
-            |p| edit(p, |t| t.get_mut(TENSOR).unwrap().0.reverse()),
-            FINETUNE,
-            1,
-            &["mis-shaped (1):", TENSOR, "f32[32,96]", "f32[96,32]"],
-        ),
-        (
-            "all tensors of a layer missing",
-            |p| p.set("n_layer", json!(3)),
-            "EVAL",
-            1,
-            &[
-                "missing (12):",
-                "transformer.h.2.attn.c_attn.weight",
-                "transformer.h.2.mlp.c_proj.bias",
-            ],
-        ),
-        (
-            "a NaN",
-            |p| edit(p, |t| t.get_mut(TENSOR).unwrap().1[7] = f32::NAN),
-            "EVAL",
-            1,
-            &["model.safetensors", TENSOR, "not finite"],
-        ),
-        (
-            "a head of its own in a tied model",
-            |p| {
-                edit(p, |t| {
-                    let mut head = t["transformer.wte.weight"].clone();
-                    head.1[0] += 1.0;
-                    t.insert("lm_head.weight".into(), head);
-                })
-            },
-            "EVAL",
-            1,
-            &[
-                "`lm_head.weight` is another tensor than `transformer.wte.weight`",
-                "tie_word_embeddings",
-            ],
-        ),
-    ]);
+    check(DAMAGED_WEIGHTS);
 }
 
 #[test]

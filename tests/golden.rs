@@ -406,12 +406,7 @@ fn label_smoothing_equals_transformers() {
             let mut case = Case::open(dir);
             let value = |key: &str| expected[key].as_f64().unwrap();
             let optimizer = OptimizerSettings::constant(ADAMW, 0.0);
-            let schedule = Schedule {
-                kind: ScheduleKind::Constant,
-                peak: 0.0,
-                warmup: 0,
-                total: 1,
-            };
+            let schedule = Schedule::constant(0.0);
             let train_step = TrainStep::new(
                 &*case.model,
                 objective_of(case.model.head_kind(), value("epsilon")),
@@ -520,19 +515,13 @@ fn schedules_equal_transformers() {
     assert_eq!(ran.len(), ScheduleType::WORDS.len(), "{ran:?}");
 }
 
-/// Twenty optimizer steps beside `trajectory.json` of `expected`, then the weights beside its
-/// `final_weights.safetensors`.
-fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: OptimizerKind) {
-    let trajectory: Value = hf::read_json(&expected.join("trajectory.json")).unwrap();
+/// The optimizer and the schedule of a recorded training.
+fn recorded_settings(
+    trajectory: &Value,
+    kind: OptimizerKind,
+    peak: f64,
+) -> (OptimizerSettings, Schedule) {
     let hyper = |key: &str| trajectory["hyper"][key].as_f64().unwrap();
-    let steps = trajectory["steps"].as_array().unwrap();
-    // Where several precisions or parameter groups are recorded: f64, the first group.
-    let recorded = |step: &Value, keys: [&str; 2]| {
-        let found = keys.iter().find_map(|key| step.get(*key)).unwrap();
-        found.get(0).unwrap_or(found).as_f64().unwrap()
-    };
-    let learning_rate = |step: &Value| recorded(step, ["lr", "lr"]);
-    let peak = steps.iter().map(learning_rate).fold(0.0, f64::max);
     let optimizer = OptimizerSettings {
         kind,
         storage: Default::default(),
@@ -555,67 +544,20 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         warmup: hyper("warmup_steps") as u64,
         total: hyper("total_steps") as u64,
     };
-    let length = RunLength::new(
-        case.micro_batches() as u64,
-        1,
-        1.0,
-        Some(steps.len() as u64),
-    );
-    let train_step = TrainStep::new(
-        &*case.model,
-        crate::support::objective_of(case.model.head_kind(), 0.0),
-        optimizer,
-        schedule,
-        0,
-    );
-    parameters::set_extra_state(&mut case.session, &train_step.extra_state(false), None).unwrap();
-    // A key's bias has no gradient but rounding's, which Adafactor makes as large as any in f32, but
-    // not in f64, and which is part of the norm that it clips GPT-2's fused bias by.
-    let is_noisy = |name: &str| kind == ADAFACTOR && name.ends_with("attn.c_attn.bias");
-    let has_noise = train_step.parameters().iter().any(|p| is_noisy(&p.name));
-    let slack: f32 = if has_noise { 1000.0 } else { 1.0 };
-    let phase = Phase::Update { accumulated: false };
-    let (mut worst_loss, mut worst_norm, mut worst_weight) = (0f64, 0f64, 0f32);
-    for i in 0..length.max_steps {
-        let batch = case.batch(i as usize % case.micro_batches());
-        let outputs = train_step
-            .microbatch(&mut case.session, &batch, phase, i, i)
-            .unwrap();
-        let metrics = read_metrics(&outputs).unwrap().wait().unwrap();
-        let step = &steps[i as usize];
-        assert!(
-            (schedule.learning_rate(i) - learning_rate(step)).abs() < 1e-12,
-            "{name} step {i}: learning rate"
-        );
-        let expected_loss = recorded(step, ["loss_f64", "loss"]);
-        let expected_norm = recorded(step, ["grad_norm_f64", "grad_norm"]);
-        let loss = (f64::from(metrics.loss) - expected_loss).abs();
-        let norm = (f64::from(metrics.grad_norm) - expected_norm).abs();
-        // Muon orthogonalizes in bf16, where each product's order of additions shows.
-        let (loss_bar, norm_bar) = if kind == MUON {
-            (0.02 * expected_loss, 0.1 * expected_norm)
-        } else {
-            (LOSS, NORM * expected_norm.max(1.0))
-        };
-        let (loss_bar, norm_bar) = (loss_bar * f64::from(slack), norm_bar * f64::from(slack));
-        assert!(
-            loss <= loss_bar,
-            "{name} step {i}: loss {}, expected {expected_loss}",
-            metrics.loss
-        );
-        assert!(
-            norm <= norm_bar,
-            "{name} step {i}: norm {}, expected {expected_norm}",
-            metrics.grad_norm
-        );
-        worst_loss = worst_loss.max(loss);
-        worst_norm = worst_norm.max(norm);
-    }
-    assert_eq!(
-        case.session.cache().stats().compiled,
-        1,
-        "{name}: one graph for all steps"
-    );
+    (optimizer, schedule)
+}
+
+/// The weights after a training beside those of a file; gives back the largest difference. `slack` widens the
+/// bars, in which case a bias that is noise is left out.
+fn assert_final_weights(
+    name: &str,
+    case: &mut Case,
+    expected: &Path,
+    kind: OptimizerKind,
+    slack: f32,
+) -> f32 {
+    let mut worst = 0f32;
+    let has_noise = slack > 1.0;
     let meta = case.json("meta.json");
     let undetermined: Vec<&str> = meta["zero_gradient_params"]
         .as_array()
@@ -665,8 +607,86 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
             "{name}: final {} differs by {difference:e}",
             tensor.name
         );
-        worst_weight = worst_weight.max(difference);
+        worst = worst.max(difference);
     }
+    worst
+}
+
+/// Twenty optimizer steps beside `trajectory.json` of `expected`, then the weights beside its
+/// `final_weights.safetensors`.
+fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: OptimizerKind) {
+    let trajectory: Value = hf::read_json(&expected.join("trajectory.json")).unwrap();
+    let steps = trajectory["steps"].as_array().unwrap();
+    // Where several precisions or parameter groups are recorded: f64, the first group.
+    let recorded = |step: &Value, keys: [&str; 2]| {
+        let found = keys.iter().find_map(|key| step.get(*key)).unwrap();
+        found.get(0).unwrap_or(found).as_f64().unwrap()
+    };
+    let learning_rate = |step: &Value| recorded(step, ["lr", "lr"]);
+    let peak = steps.iter().map(learning_rate).fold(0.0, f64::max);
+    let (optimizer, schedule) = recorded_settings(&trajectory, kind, peak);
+    let length = RunLength::new(
+        case.micro_batches() as u64,
+        1,
+        1.0,
+        Some(steps.len() as u64),
+    );
+    let train_step = TrainStep::new(
+        &*case.model,
+        crate::support::objective_of(case.model.head_kind(), 0.0),
+        optimizer,
+        schedule,
+        0,
+    );
+    parameters::set_extra_state(&mut case.session, &train_step.extra_state(false), None).unwrap();
+    // A key's bias has no gradient but rounding's, which Adafactor makes as large as any in f32, but
+    // not in f64, and which is part of the norm that it clips GPT-2's fused bias by.
+    let is_noisy = |name: &str| kind == ADAFACTOR && name.ends_with("attn.c_attn.bias");
+    let has_noise = train_step.parameters().iter().any(|p| is_noisy(&p.name));
+    let slack: f32 = if has_noise { 1000.0 } else { 1.0 };
+    let phase = Phase::Update { accumulated: false };
+    let (mut worst_loss, mut worst_norm) = (0f64, 0f64);
+    for i in 0..length.max_steps {
+        let batch = case.batch(i as usize % case.micro_batches());
+        let outputs = train_step
+            .microbatch(&mut case.session, &batch, phase, i, i)
+            .unwrap();
+        let metrics = read_metrics(&outputs).unwrap().wait().unwrap();
+        let step = &steps[i as usize];
+        assert!(
+            (schedule.learning_rate(i) - learning_rate(step)).abs() < 1e-12,
+            "{name} step {i}: learning rate"
+        );
+        let expected_loss = recorded(step, ["loss_f64", "loss"]);
+        let expected_norm = recorded(step, ["grad_norm_f64", "grad_norm"]);
+        let loss = (f64::from(metrics.loss) - expected_loss).abs();
+        let norm = (f64::from(metrics.grad_norm) - expected_norm).abs();
+        // Muon orthogonalizes in bf16, where each product's order of additions shows.
+        let (loss_bar, norm_bar) = if kind == MUON {
+            (0.02 * expected_loss, 0.1 * expected_norm)
+        } else {
+            (LOSS, NORM * expected_norm.max(1.0))
+        };
+        let (loss_bar, norm_bar) = (loss_bar * f64::from(slack), norm_bar * f64::from(slack));
+        assert!(
+            loss <= loss_bar,
+            "{name} step {i}: loss {}, expected {expected_loss}",
+            metrics.loss
+        );
+        assert!(
+            norm <= norm_bar,
+            "{name} step {i}: norm {}, expected {expected_norm}",
+            metrics.grad_norm
+        );
+        worst_loss = worst_loss.max(loss);
+        worst_norm = worst_norm.max(norm);
+    }
+    assert_eq!(
+        case.session.cache().stats().compiled,
+        1,
+        "{name}: one graph for all steps"
+    );
+    let worst_weight = assert_final_weights(name, &mut case, expected, kind, slack);
     println!(
         "{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}"
     );

@@ -24,12 +24,17 @@ fn root() -> PathBuf {
 }
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    files_of(dir, "rs")
+}
+
+/// The files below a folder whose names end so, without what was built there.
+fn files_of(dir: &Path, ending: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() {
-            files.extend(rust_files(&path));
-        } else if path.extension().is_some_and(|e| e == "rs") {
+        if path.is_dir() && !path.ends_with("target") {
+            files.extend(files_of(&path, ending));
+        } else if path.extension().is_some_and(|e| e == ending) {
             files.push(path);
         }
     }
@@ -242,6 +247,43 @@ fn only_the_native_library_links_xla() {
     }
 }
 
+/// No file is longer than a reader can keep in mind. Functions are Clippy's to count (clippy.toml).
+#[test]
+fn no_file_is_long() {
+    const LONGEST: usize = 700;
+    // Generated; and loops that the compiler has to see as one.
+    let others = [
+        "src/runtime/pjrt/bindings.rs",
+        "xla_graphs/native/cpp/kernels/attention_loops.h",
+        "xla_graphs/native/tests/kernels/harness.cc",
+        "xla_graphs/native/tests/numerics/kernels.rs",
+    ]
+    .map(|name| root().join(name));
+    let mut files = Vec::new();
+    for dir in [
+        "bin",
+        "examples",
+        "fuzz",
+        "models",
+        "src",
+        "tests",
+        "xla_graphs",
+    ] {
+        for ending in ["rs", "cc", "h"] {
+            files.extend(files_of(&root().join(dir), ending));
+        }
+    }
+    assert!(files.len() > 500, "{} files: wrong place", files.len());
+    for file in files.iter().filter(|file| !others.contains(file)) {
+        let lines = fs::read_to_string(file).unwrap().lines().count();
+        let name = file.display();
+        assert!(
+            lines <= LONGEST,
+            "{name} has {lines} lines, more than {LONGEST}: divide it by subject"
+        );
+    }
+}
+
 /// The tour of one step and the architecture name files that exist.
 #[test]
 fn the_tour_names_real_files() {
@@ -260,4 +302,20 @@ fn the_tour_names_real_files() {
         }
         assert!(found >= 6, "{doc} has lost its tour");
     }
+}
+
+/// Pages that name tests as proofs name tests that there are.
+#[test]
+fn pages_name_real_tests() {
+    let page = fs::read_to_string(root().join("docs/fine-tuning.md")).unwrap();
+    let mut found = 0;
+    for (module, test) in page.split('`').filter_map(|word| word.split_once("::")) {
+        let file = root().join("tests").join(format!("{module}.rs"));
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        // Behind an attribute: `#[test]`, or `#[ignore]` after it.
+        let is_there = text.contains(&format!("]\nfn {test}()"));
+        assert!(is_there, "there is no test {module}::{test}");
+        found += 1;
+    }
+    assert!(found >= 10, "the page names {found} tests");
 }

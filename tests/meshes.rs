@@ -277,8 +277,8 @@ impl Family<'_> {
         );
     }
 
-    /// With a process for each device and, where there are sixteen, for each four.
-    fn trains_in_processes_as_on_one_device(&self) {
+    /// On these meshes, with a process for each device and, where there are sixteen, for each four.
+    fn trains_in_processes_as_on_one_device(&self, meshes: Vec<Mesh>) {
         let Some(bench) = processes::bench() else {
             return;
         };
@@ -286,13 +286,7 @@ impl Family<'_> {
             let launch = format!("launch --nproc_per_node {} -- ", devices(&mesh).min(4));
             (mesh, launch, String::new())
         };
-        self.assert_trains_as_on_one(
-            &bench,
-            [alone(2), pairs(), vec![all()]]
-                .concat()
-                .into_iter()
-                .map(launched),
-        );
+        self.assert_trains_as_on_one(&bench, meshes.into_iter().map(launched));
     }
 
     /// What drops out moves losses by several times the bound, so that other masks would be seen.
@@ -507,23 +501,34 @@ fn every_family_trains_on_meshes_as_on_one_device() {
 
 #[test]
 fn gpt2_trains_in_processes_as_on_one_device() {
-    GPT2.trains_in_processes_as_on_one_device();
+    GPT2.trains_in_processes_as_on_one_device([alone(2), vec![all()]].concat());
+}
+
+#[test]
+#[ignore = "slow: pairs of axes"]
+fn gpt2_trains_in_processes_on_pairs_of_axes() {
+    GPT2.trains_in_processes_as_on_one_device(pairs());
+}
+
+/// Of another family.
+fn meshes_of_processes() -> Vec<Mesh> {
+    [alone(2), pairs(), vec![all()]].concat()
 }
 
 #[test]
 #[ignore = "slow: the meshes of another family"]
 fn bert_trains_in_processes_as_on_one_device() {
-    BERT.trains_in_processes_as_on_one_device();
+    BERT.trains_in_processes_as_on_one_device(meshes_of_processes());
 }
 
 #[test]
 #[ignore = "slow: the meshes of another family"]
 fn albert_trains_in_processes_as_on_one_device() {
-    ALBERT.trains_in_processes_as_on_one_device();
+    ALBERT.trains_in_processes_as_on_one_device(meshes_of_processes());
 }
 
 #[test]
 #[ignore = "slow: the meshes of another family"]
 fn gptj_trains_in_processes_as_on_one_device() {
-    GPTJ.trains_in_processes_as_on_one_device();
+    GPTJ.trains_in_processes_as_on_one_device(meshes_of_processes());
 }

@@ -5,6 +5,10 @@ use crate::support::json_lines;
 use crate::tasks::{BERT, Bench, numbers};
 use serde_json::{Value, json};
 use std::fs;
+use xtrain::checkpoint::{TensorRef, write_safetensors};
+use xtrain::engine::Run;
+use xtrain_graphs::{DType, Shape};
+use xtrain_models::HeadKind;
 
 const GPT2: &str = "--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64 --tokenizer_name byte_bpe \
                     --train_file articles.txt --validation_file articles-valid.txt --block_size 32 --learning_rate 1e-3 --disable_tqdm True";
@@ -431,8 +435,8 @@ fn refused(bench: &Bench, line: &str, parts: &[&str]) {
     assert!(run.stdout.is_empty(), "{}", run.stdout);
 }
 
-#[test]
-fn mistakes_in_files_are_said_with_those_of_flags() {
+/// A folder with a saved decoder, an empty directory, and files whose columns have other names than usual.
+fn with_a_decoder() -> Bench {
     let bench = Bench::new();
     let small = "--block_size 32 --per_device_train_batch_size 4 --max_steps 1 --save_strategy no --report none --disable_tqdm";
     bench
@@ -453,6 +457,12 @@ fn mistakes_in_files_are_said_with_those_of_flags() {
         "{\"token\": [\"A\"], \"ner_tag\": [\"O\"]}\n",
     )
     .unwrap();
+    bench
+}
+
+#[test]
+fn mistakes_in_files_are_said_with_those_of_flags() {
+    let bench = with_a_decoder();
     // run_clm: a typed flag, an encoder, a column, a file, a metric.
     refused(
         &bench,
@@ -522,9 +532,15 @@ fn mistakes_in_files_are_said_with_those_of_flags() {
             "error: --resume_from_checkpoint: out/checkpoint-3 is not a directory\n",
         ],
     );
+    assert!(!bench.path("out").exists());
+    of_evaluations_and_settings_files(&bench);
+}
+
+/// The same of commands that do not train, and of settings from a file.
+fn of_evaluations_and_settings_files(bench: &Bench) {
     // Evaluations and predictions: a language model has no labels to give.
     refused(
-        &bench,
+        bench,
         "eval cls --model_name_or_path decoder --validation_file rows.csv --per_device_eval_batchsize 8",
         &[
             "did you mean `--per_device_eval_batch_size`?",
@@ -542,7 +558,7 @@ fn mistakes_in_files_are_said_with_those_of_flags() {
     )
     .unwrap();
     refused(
-        &bench,
+        bench,
         "train clm run.json",
         &[
             "error: run.json:3: unknown key `lerning_rate`",
@@ -554,11 +570,119 @@ fn mistakes_in_files_are_said_with_those_of_flags() {
     // Weights, of a directory that has none.
     fs::remove_file(bench.path("decoder/model.safetensors")).unwrap();
     refused(
-        &bench,
+        bench,
         "generate --model_name_or_path decoder --promt x",
         &[
             "did you mean `--prompt`?",
             "error: --model_name_or_path: no model.safetensors in decoder",
         ],
     );
+}
+
+/// A GPT-2 of a few weights, all zero, as a directory with a chat template.
+fn tiny_model(bench: &Bench) {
+    let mut config = xtrain_models::preset("gpt2").unwrap();
+    let sizes = [
+        ("n_layer", 2),
+        ("n_embd", 16),
+        ("n_head", 2),
+        ("n_positions", 2048),
+        ("vocab_size", 1000),
+    ];
+    for (key, value) in sizes {
+        config.set(key, value);
+    }
+    config.set("model_type", "gpt2");
+    let model = xtrain_models::build(config.clone(), HeadKind::CausalLm).unwrap();
+    let parameters = model.parameters();
+    let largest = parameters.iter().map(|parameter| parameter.elements());
+    let zeros = vec![0; 4 * largest.max().unwrap()];
+    let tensors = parameters.iter().map(|parameter| {
+        let shape = Shape::new(DType::F32, parameter.dims.clone());
+        let bytes = &zeros[..shape.bytes()];
+        TensorRef::new(parameter.name.as_str(), shape, bytes)
+    });
+    let dir = bench.path("model");
+    fs::rename(bench.path("byte_bpe"), &dir).unwrap();
+    let template =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}";
+    fs::write(dir.join("chat_template.jinja"), template).unwrap();
+    let values = Value::Object(config.values().clone());
+    fs::write(dir.join("config.json"), values.to_string()).unwrap();
+    let mut file = fs::File::create(dir.join("model.safetensors")).unwrap();
+    write_safetensors(&mut file, &tensors.collect::<Vec<_>>()).unwrap();
+}
+
+/// Each command line of fine-tuning of which docs/migration.md says that it runs has a plan with a small model
+/// and a few rows in the place of the Hub's: model, adapter, rows, schedule, and the graphs of its steps.
+#[test]
+fn lines_of_fine_tuning_have_plans() {
+    let bench = Bench::new();
+    tiny_model(&bench);
+    let turn = |role: &str, content: String| json!({"role": role, "content": content});
+    let rows = |row: &dyn Fn(usize) -> Value| -> String {
+        (0..40).map(|i| format!("{}\n", row(i))).collect()
+    };
+    let chats = rows(&|i| {
+        let turns = [
+            turn("user", format!("{i} and one?")),
+            turn("assistant", format!("{}", i + 1)),
+        ];
+        json!({"messages": turns})
+    });
+    fs::create_dir(bench.path("chat")).unwrap();
+    for name in [
+        "chats.jsonl",
+        "more.jsonl",
+        "chat/train.jsonl",
+        "chat/valid.jsonl",
+    ] {
+        fs::write(bench.path(name), &chats).unwrap();
+    }
+    let prompt = |i: usize| format!("{i} and one?");
+    let pairs =
+        rows(&|i| json!({"prompt": prompt(i), "chosen": format!(" {}", i + 1), "rejected": " no"}));
+    fs::write(bench.path("pairs.jsonl"), pairs).unwrap();
+    let judged = rows(&|i| json!({"prompt": prompt(i), "completion": " two", "label": i == 1}));
+    fs::write(bench.path("judged.jsonl"), judged).unwrap();
+    let here = format!("{}/", bench.path("").display());
+    let settings = format!(
+        "model_name_or_path: {here}model\ntrain_file: {here}chats.jsonl\nlearning_rate: 2.0e-5\npacking: true\noutput_dir: {here}yaml\n"
+    );
+    fs::write(bench.path("sft.yaml"), settings).unwrap();
+
+    let page = include_str!("../docs/migration.md");
+    let blocks = page.split("\n```\n").collect::<Vec<_>>();
+    let mut planned = 0;
+    for (line, answer) in blocks.iter().zip(&blocks[1..]) {
+        let data = match line.split(' ').next() {
+            Some("sft") => "chats.jsonl",
+            Some("dpo" | "reward") => "pairs.jsonl",
+            Some("kto") => "judged.jsonl",
+            _ => continue,
+        };
+        if !answer.trim_start().starts_with("Runs") {
+            continue;
+        }
+        let mut words: Vec<String> = line.split_whitespace().map(str::to_string).collect();
+        for at in 0..words.len() {
+            match words[at].as_str() {
+                "--model_name_or_path" => words[at + 1] = format!("{here}model"),
+                "--dataset_name" => {
+                    words[at] = "--train_file".to_string();
+                    words[at + 1] = format!("{here}{data}");
+                }
+                "--output_dir" => words[at + 1] = format!("{here}out-{planned}"),
+                word => words[at] = word.replace("@/", &here),
+            }
+        }
+        words.extend(["--cache_dir".to_string(), format!("{here}cache")]);
+        words.push("--disable_tqdm".to_string());
+        let mut run = Run::from_args(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let (length, _) = run.length().unwrap().expect("it trains");
+        assert!(length.max_steps > 0, "{line}");
+        assert!(!run.record().unwrap().is_empty(), "{line}");
+        planned += 1;
+    }
+    assert!(planned >= 19, "{planned}");
 }

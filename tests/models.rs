@@ -11,7 +11,7 @@ use xtrain::trainer::feed::DeviceBatch;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{SGD, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{SGD, Schedule};
 use xtrain_graphs::{DType, DropoutRng, Shape};
 use xtrain_models::{
     Config, Forward, HeadKind, INPUT_IDS, Inputs, LABELS, MaskedToken, Objective, POSITIONS,
@@ -189,12 +189,7 @@ fn dropout_changes_the_training_loss_a_little() {
                 max_grad_norm: 0.0,
                 ..OptimizerSettings::constant(SGD, 0.0)
             };
-            let schedule = Schedule {
-                kind: ScheduleKind::Constant,
-                peak: 0.0,
-                warmup: 0,
-                total: 2,
-            };
+            let schedule = Schedule::constant(0.0);
             let train_step = TrainStep::new(
                 &*model,
                 objective_of(model.head_kind(), 0.0),

@@ -349,7 +349,88 @@ fn neurons_dropout_does_not_depend_on_the_number_of_cores() {
     );
 }
 
-/// What a plugin does, and what the user reads; `None` where the run goes on.
+/// What a plugin does that ends a run, and what the user reads.
+const MISBEHAVIOURS: &[(&str, &[&str])] = &[
+    ("null table", &["GetPjrtApi returned null", "unusable"]),
+    (
+        "other major",
+        &["PJRT C API 1.", "install another version of the plugin"],
+    ),
+    (
+        "old minor",
+        &["PJRT C API 0.30", "install another version of the plugin"],
+    ),
+    (
+        "other struct sizes",
+        &["PJRT_Client_Create failed", "creating a client"],
+    ),
+    (
+        "no compile",
+        &[
+            "does not have the call PJRT_Client_Compile",
+            "newer version",
+        ],
+    ),
+    (
+        "failing compile",
+        &[
+            "StableHLO was refused",
+            "and so was HLO",
+            "PJRT_Client_Compile failed",
+        ],
+    ),
+    (
+        "hanging compile",
+        &[
+            "has not compiled a graph within 2 s",
+            "its compiler hangs",
+            "XTRAIN_COMPILE_TIMEOUT",
+        ],
+    ),
+    (
+        "hanging client",
+        &[
+            "has not opened its devices within 3 s",
+            "XTRAIN_EVENT_TIMEOUT",
+        ],
+    ),
+    (
+        "failing execute",
+        &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"],
+    ),
+    ("no outputs", &["PJRT_LoadedExecutable_Execute", "gave no "]),
+    ("failing event", &["PJRT_Event_Await failed"]),
+    (
+        "stalled upload",
+        &[
+            "has not finished an upload within 3 s",
+            "XTRAIN_EVENT_TIMEOUT",
+        ],
+    ),
+    (
+        "stalled execution",
+        &["has not finished the start of an execution within 3 s"],
+    ),
+    (
+        "failing allocation",
+        &[
+            "PJRT_LoadedExecutable_Execute failed",
+            "RESOURCE_EXHAUSTED",
+            "17179869184 bytes",
+        ],
+    ),
+    ("lost device", &["ECC_UNCORRECTABLE"]),
+    (
+        "hanging event",
+        &[
+            "has not finished",
+            "within 3 s",
+            "--resume_from_checkpoint",
+            "XTRAIN_EVENT_TIMEOUT",
+        ],
+    ),
+];
+
 #[test]
 fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
     let bench = Bench::new();
@@ -397,89 +478,10 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
             );
         }
     }
-    for (fault, parts) in [
-        ("null table", &["GetPjrtApi returned null", "unusable"][..]),
-        (
-            "other major",
-            &["PJRT C API 1.", "install another version of the plugin"],
-        ),
-        (
-            "old minor",
-            &["PJRT C API 0.30", "install another version of the plugin"],
-        ),
-        (
-            "other struct sizes",
-            &["PJRT_Client_Create failed", "creating a client"],
-        ),
-        (
-            "no compile",
-            &[
-                "does not have the call PJRT_Client_Compile",
-                "newer version",
-            ],
-        ),
-        (
-            "failing compile",
-            &[
-                "StableHLO was refused",
-                "and so was HLO",
-                "PJRT_Client_Compile failed",
-            ],
-        ),
-        (
-            "hanging compile",
-            &[
-                "has not compiled a graph within 2 s",
-                "its compiler hangs",
-                "XTRAIN_COMPILE_TIMEOUT",
-            ],
-        ),
-        (
-            "hanging client",
-            &[
-                "has not opened its devices within 3 s",
-                "XTRAIN_EVENT_TIMEOUT",
-            ],
-        ),
-        (
-            "failing execute",
-            &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"],
-        ),
-        ("no outputs", &["PJRT_LoadedExecutable_Execute", "gave no "]),
-        ("failing event", &["PJRT_Event_Await failed"]),
-        (
-            "stalled upload",
-            &[
-                "has not finished an upload within 3 s",
-                "XTRAIN_EVENT_TIMEOUT",
-            ],
-        ),
-        (
-            "stalled execution",
-            &["has not finished the start of an execution within 3 s"],
-        ),
-        (
-            "failing allocation",
-            &[
-                "PJRT_LoadedExecutable_Execute failed",
-                "RESOURCE_EXHAUSTED",
-                "17179869184 bytes",
-            ],
-        ),
-        ("lost device", &["ECC_UNCORRECTABLE"]),
-        (
-            "hanging event",
-            &[
-                "has not finished",
-                "within 3 s",
-                "--resume_from_checkpoint",
-                "XTRAIN_EVENT_TIMEOUT",
-            ],
-        ),
-    ] {
+    for (fault, parts) in MISBEHAVIOURS {
         let run = run(fault, "");
         assert_eq!(run.code, Some(1), "{fault}: {}", run.stderr);
-        for part in parts {
+        for part in *parts {
             assert!(
                 run.stderr.contains(part),
                 "{fault}: `{part}` is missing in: {}",

@@ -14,9 +14,9 @@ use xtrain::trainer::evaluate::Metrics;
 use xtrain::trainer::feed::BatchShape;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{TrainStep, placements};
-use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
-use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target, Tensor};
-use xtrain_models::{Config, HeadKind, MaskedToken, Objective, Predictions};
+use xtrain_graphs::optim::{ADAMW, OptimizerKind, SGD, Schedule};
+use xtrain_graphs::{Checkpointing, Graph, NeuronChip, Precision, Target, Tensor};
+use xtrain_models::{Config, HeadKind, MaskedToken, Model, Objective, Predictions};
 
 /// What an evaluation records besides the loss, as tasks have it: of words the number that is
 /// right, of a sequence classifier its logits.
@@ -52,17 +52,138 @@ fn families() -> Vec<(&'static str, Config, HeadKind)> {
     xtrain_models::MODEL_TYPES.iter().map(small).collect()
 }
 
+/// A mesh, whether its moments are sharded and its tokens divided, and what is computed twice.
+type Plan = (Mesh, bool, bool, Checkpointing);
+
+/// What replicas exchange does not depend on the products' precision but for fp16's search for overflows.
+fn plans(precision: Precision) -> Vec<Plan> {
+    let on = |data, shard, tensor| Mesh {
+        data,
+        shard,
+        tensor,
+        ..Mesh::single()
+    };
+    let mut plans = vec![
+        (on(1, 1, 1), false, false, Checkpointing::Off),
+        (on(1, 1, 2), false, false, Checkpointing::Attention),
+        (on(1, 1, 2), false, true, Checkpointing::Off),
+    ];
+    if precision != Precision::Bf16 {
+        plans.extend([
+            (on(2, 1, 1), true, false, Checkpointing::Off),
+            (on(8, 1, 1), false, false, Checkpointing::Off),
+            (on(1, 2, 1), false, false, Checkpointing::Full),
+            (
+                Mesh {
+                    stage: 2,
+                    ..Mesh::single()
+                },
+                false,
+                false,
+                Checkpointing::Off,
+            ),
+        ]);
+    }
+    plans
+}
+
+/// A training to record: what is trained for what, how, and on which batches.
+struct Training<'a> {
+    model: &'a dyn Model,
+    task: HeadKind,
+    objective: &'a Arc<dyn Objective>,
+    precision: Precision,
+    kind: OptimizerKind,
+    shapes: RunShapes,
+}
+
+/// The graphs of a training on every mesh.
+fn recorded(training: &Training<'_>) -> Vec<Graph> {
+    let Training {
+        model,
+        task,
+        objective,
+        precision,
+        kind,
+        shapes,
+    } = training;
+    let schedule = Schedule::constant(1e-3);
+    let mut graphs = Vec::new();
+    for (mesh, moments_in_parts, sequence_parallel, checkpointing) in plans(*precision) {
+        let replicas = mesh.replicas();
+        let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
+        session.set_eval_precision(*precision);
+        let settings = OptimizerSettings::constant(*kind, 1e-3);
+        let optimizer = settings.build();
+        let placements = placements(*model, &*optimizer, mesh, moments_in_parts).unwrap();
+        session.set_placements(placements);
+        session.set_sequence_parallel(sequence_parallel);
+        let train_step = TrainStep::new(*model, Arc::clone(objective), settings, schedule, 1)
+            .with_precision(*precision);
+        let train_step = train_step.with_checkpointing(checkpointing);
+        let recorded = Ahead {
+            session: &mut session,
+            step: &train_step,
+            shapes,
+            metrics: Some(&Recorded(*task)),
+        }
+        .graphs()
+        .unwrap();
+        if mesh.stage > 1 {
+            assert!(recorded.len() > 6, "{}", recorded.len());
+            graphs.extend(recorded);
+            continue;
+        }
+        let names: Vec<&str> = recorded.iter().map(|graph| graph.name.as_str()).collect();
+        let check = if replicas == 1 {
+            &[][..]
+        } else {
+            &["check_replicas"]
+        };
+        let expected = if shapes.accumulation == 1 {
+            &["train"][..]
+        } else {
+            &["accumulate", "update"]
+        };
+        assert_eq!(names[1..], [check, expected, &["eval"]].concat());
+        graphs.extend(recorded);
+    }
+    graphs
+}
+
+/// Emits a graph for a chip; gives back how many instructions that are.
+fn assert_known(library: &Library, graph: &Graph, chip: NeuronChip, place: &str) -> usize {
+    let target = Target::Neuron(chip);
+    let module = emit(library, graph, target).unwrap();
+    let report = conformance::check(&module, target).unwrap();
+    assert!(report.instructions > 0, "{place}");
+    if let Some(first) = report.violations.first() {
+        panic!(
+            "{place}: {} of {} such as {first}",
+            report.violations.len(),
+            report.instructions
+        );
+    }
+    let aliases = hlo::read(&module)
+        .unwrap()
+        .input_output_alias
+        .map(|a| a.entries)
+        .unwrap_or_default();
+    assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
+    assert!(
+        aliases
+            .iter()
+            .all(|alias| alias.kind() == hlo::AliasKind::MustAlias),
+        "{place}"
+    );
+    report.instructions
+}
+
 /// Every model, task, precision, kind of parallelism, chip and graph: no instruction that is
 /// emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
     let library = Library::open().unwrap();
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 1e-3,
-        warmup: 0,
-        total: 1,
-    };
     let (mut modules, mut instructions) = (0, 0);
     for (family, config, own) in families() {
         for task in [own, HeadKind::SequenceClassification { labels: 3 }] {
@@ -111,117 +232,27 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 {
                     continue;
                 }
-                let shapes = RunShapes {
-                    train: vec![batch(&**objective)],
-                    eval: vec![batch(&**objective)],
-                    accumulation,
-                    of_reference: false,
+                let training = Training {
+                    model: &*model,
+                    task,
+                    objective,
+                    precision,
+                    kind,
+                    shapes: RunShapes {
+                        train: vec![batch(&**objective)],
+                        eval: vec![batch(&**objective)],
+                        accumulation,
+                        of_reference: false,
+                    },
                 };
-                // What replicas exchange does not depend on the products' precision but for fp16's
-                // search for overflows.
-                let on = |data, shard, tensor| Mesh {
-                    data,
-                    shard,
-                    tensor,
-                    ..Mesh::single()
-                };
-                // Mesh, moments in parts, tokens divided, what is computed twice.
-                let mut plans = vec![
-                    (on(1, 1, 1), false, false, Checkpointing::Off),
-                    (on(1, 1, 2), false, false, Checkpointing::Attention),
-                    (on(1, 1, 2), false, true, Checkpointing::Off),
-                ];
-                if precision != Precision::Bf16 {
-                    plans.extend([
-                        (on(2, 1, 1), true, false, Checkpointing::Off),
-                        (on(8, 1, 1), false, false, Checkpointing::Off),
-                        (on(1, 2, 1), false, false, Checkpointing::Full),
-                        (
-                            Mesh {
-                                stage: 2,
-                                ..Mesh::single()
-                            },
-                            false,
-                            false,
-                            Checkpointing::Off,
-                        ),
-                    ]);
-                }
-                let mut graphs = Vec::new();
-                for (mesh, moments_in_parts, sequence_parallel, checkpointing) in plans {
-                    let replicas = mesh.replicas();
-                    let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
-                    session.set_eval_precision(precision);
-                    let settings = OptimizerSettings::constant(kind, 1e-3);
-                    let optimizer = settings.build();
-                    let placements =
-                        placements(&*model, &*optimizer, mesh, moments_in_parts).unwrap();
-                    session.set_placements(placements);
-                    session.set_sequence_parallel(sequence_parallel);
-                    let train_step =
-                        TrainStep::new(&*model, objective.clone(), settings, schedule, 1)
-                            .with_precision(precision);
-                    let train_step = train_step.with_checkpointing(checkpointing);
-                    let recorded = Ahead {
-                        session: &mut session,
-                        step: &train_step,
-                        shapes: &shapes,
-                        metrics: Some(&Recorded(task)),
+                let chips = [NeuronChip::Trn1, NeuronChip::Trn2];
+                for graph in recorded(&training) {
+                    for chip in chips {
+                        let name = &graph.name;
+                        let place = format!("{family} {task:?} {precision} {kind:?} {name} {chip}");
+                        instructions += assert_known(library, &graph, chip, &place);
+                        modules += 1;
                     }
-                    .graphs()
-                    .unwrap();
-                    if mesh.stage > 1 {
-                        assert!(recorded.len() > 6, "{}", recorded.len());
-                        graphs.extend(recorded);
-                        continue;
-                    }
-                    let names: Vec<&str> =
-                        recorded.iter().map(|graph| graph.name.as_str()).collect();
-                    let check = if replicas == 1 {
-                        &[][..]
-                    } else {
-                        &["check_replicas"]
-                    };
-                    let expected = if accumulation == 1 {
-                        &["train"][..]
-                    } else {
-                        &["accumulate", "update"]
-                    };
-                    assert_eq!(names[1..], [check, expected, &["eval"]].concat());
-                    graphs.extend(recorded);
-                }
-                for (graph, chip) in graphs
-                    .iter()
-                    .flat_map(|graph| [(graph, NeuronChip::Trn1), (graph, NeuronChip::Trn2)])
-                {
-                    let target = Target::Neuron(chip);
-                    let module = emit(library, graph, target).unwrap();
-                    let report = conformance::check(&module, target).unwrap();
-                    let place = format!(
-                        "{family} {task:?} {precision} {kind:?} {} {chip}",
-                        graph.name
-                    );
-                    assert!(report.instructions > 0, "{place}");
-                    if let Some(first) = report.violations.first() {
-                        panic!(
-                            "{place}: {} of {} such as {first}",
-                            report.violations.len(),
-                            report.instructions
-                        );
-                    }
-                    let aliases = hlo::read(&module)
-                        .unwrap()
-                        .input_output_alias
-                        .map(|a| a.entries)
-                        .unwrap_or_default();
-                    assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
-                    assert!(
-                        aliases
-                            .iter()
-                            .all(|alias| alias.kind() == hlo::AliasKind::MustAlias),
-                        "{place}"
-                    );
-                    (modules, instructions) = (modules + 1, instructions + report.instructions);
                 }
             }
         }
@@ -239,12 +270,7 @@ fn the_cpus_modules_do_break_rules() {
     let (_, config, task) = found.unwrap();
     let model = xtrain_models::build(config, task).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 1e-3,
-        warmup: 0,
-        total: 1,
-    };
+    let schedule = Schedule::constant(1e-3);
     let train_step = TrainStep::new(
         &*model,
         objective_of(model.head_kind(), 0.0),

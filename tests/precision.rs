@@ -12,7 +12,7 @@ use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::DotDims;
 use xtrain_graphs::optim::{
-    ADAMW, GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
+    ADAMW, GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule,
 };
 use xtrain_graphs::{DType, Precision, Shape};
 
@@ -234,12 +234,7 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
         // One family says all of an optimizer, and AdamW all of a family.
         let kinds = OPTIMIZERS.iter();
         for kind in kinds.filter(|kind| **kind == ADAMW || name.starts_with("gpt2")) {
-            let schedule = Schedule {
-                kind: ScheduleKind::Constant,
-                peak: 1e-3,
-                warmup: 0,
-                total: 4,
-            };
+            let schedule = Schedule::constant(1e-3);
             let train_step = TrainStep::new(
                 &*case.model,
                 objective_of(case.model.head_kind(), 0.0),

@@ -1,6 +1,7 @@
 //! Training on preferences as a user runs it: the real program, small models, answers of which one is
 //! right.
 
+use crate::parallel::{OPTIMIZER, assert_same_run};
 use crate::support::Run;
 use crate::tasks::{Bench, GPTJ, numbers};
 use serde_json::{Value, json};
@@ -209,6 +210,40 @@ fn right_answers_are_preferred() {
     assert!(difference.abs() < 0.05, "{last} {after}");
 }
 
+/// The same pairs on two devices of every kind, which share the reference's numbers.
+#[test]
+#[ignore = "slow: two devices of each kind"]
+fn pairs_are_learned_alike_on_every_mesh() {
+    let bench = bench();
+    let train = |dir: &str, more: &str| {
+        bench
+            .run(&format!(
+                "train dpo {DATA} --cache_dir cache --model_name_or_path sft --train_file train.jsonl --validation_file held.jsonl \
+                 --do_train --do_eval {OPTIMIZER} --max_steps 6 --logging_steps 1 --save_strategy no --output_dir {dir} {more}"
+            ))
+            .succeeded();
+    };
+    train("one", "--per_device_train_batch_size 4");
+    for (dir, mesh) in [
+        ("data", "--data_parallel 2 --per_device_train_batch_size 2"),
+        (
+            "shard",
+            "--shard_parallel 2 --per_device_train_batch_size 2",
+        ),
+        (
+            "tensor",
+            "--tensor_parallel 2 --sequence_parallel --per_device_train_batch_size 4",
+        ),
+        (
+            "stage",
+            "--pipeline_parallel 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 2",
+        ),
+    ] {
+        train(dir, mesh);
+        assert_same_run(&bench, dir, "one");
+    }
+}
+
 /// ORPO needs no reference; a reward model scores right answers higher; KTO learns from single
 /// answers.
 #[test]
@@ -245,6 +280,7 @@ fn other_objectives_train() {
     );
     let alone = result(&bench.run(&eval));
     assert!((number(&alone, "eval_loss") - number(&results, "eval_loss")).abs() < 1e-5);
+    assert_scores(&bench, &alone);
 
     let kto = bench.run(&format!(
         "train kto {train} --train_file judged.jsonl --validation_file judged.jsonl --learning_rate 2e-3 --output_dir kto"
@@ -254,6 +290,42 @@ fn other_objectives_train() {
     assert!(number(&results, "eval_rewards/margins") > 0.1, "{results}");
     assert!(number(&results, "eval_kl") >= 0.0, "{results}");
     kl_is_of_all_replicas(&bench);
+}
+
+/// Every answer by itself is scored as in the pairs of an evaluation.
+fn assert_scores(bench: &Bench, evaluation: &Value) {
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    let rows: Vec<Value> = rows
+        .lines()
+        .map(|row| serde_json::from_str(row).unwrap())
+        .collect();
+    let answers = ["chosen", "rejected"].into_iter().flat_map(|name| {
+        let answer = move |row: &Value| json!({"prompt": row["prompt"], "completion": row[name]});
+        rows.iter().map(move |row| format!("{}\n", answer(row)))
+    });
+    fs::write(bench.path("answers.jsonl"), answers.collect::<String>()).unwrap();
+    let run = bench.run(&format!(
+        "predict reward {DATA} --model_name_or_path reward --test_file answers.jsonl --include_text"
+    ));
+    run.succeeded();
+    let mut lines = run.stdout.lines();
+    assert_eq!(lines.next(), Some("index,text,score"));
+    let first = rows[0]["prompt"].as_str().unwrap();
+    assert!(
+        run.stdout.contains(&format!("0,{first} ")),
+        "{}",
+        run.stdout
+    );
+    let score = |line: &str| line.rsplit(',').next().unwrap().parse::<f64>().unwrap();
+    let scores: Vec<f64> = lines.map(score).collect();
+    let (chosen, rejected) = scores.split_at(rows.len());
+    assert_eq!(chosen.len(), rejected.len());
+    let mean = |scores: &[f64]| scores.iter().sum::<f64>() / scores.len() as f64;
+    let margin = mean(chosen) - mean(rejected);
+    let expected = number(evaluation, "eval_margin");
+    assert!((margin - expected).abs() < 1e-4, "{margin}, not {expected}");
+    let expected = number(evaluation, "eval_mean_reward");
+    assert!((mean(&scores) - expected).abs() < 1e-4, "{scores:?}");
 }
 
 /// Two replicas estimate the KL divergence together. Each compares answers within its own batch, so these are two that take

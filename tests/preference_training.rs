@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::trainer::parameters;
+use xtrain::trainer::session::Session;
 use xtrain::trainer::settings::OptimizerSettings;
-use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
+use xtrain::trainer::step::{Phase, StepMetrics, TrainStep, read_metrics};
 use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
-use xtrain_models::{DESIRABLE, Kto, Objective, OddsRatio, REFERENCE, Reward};
+use xtrain_models::{DESIRABLE, Kto, Model, Objective, OddsRatio, REFERENCE, Reward};
 
 const FINAL_WEIGHTS: f32 = 1e-5;
 /// What TRL logs is f32.
@@ -36,8 +37,8 @@ struct Training<'a> {
 }
 
 /// What a file calls a parameter.
-fn saved_name(bench: &Bench, parameter: &str) -> String {
-    match bench.model.adapter() {
+fn saved_name(model: &dyn Model, parameter: &str) -> String {
+    match model.adapter() {
         Some(adapter) => adapter.saved_name(parameter),
         None => parameter.to_string(),
     }
@@ -60,13 +61,73 @@ fn assert_gradients(
     );
     for (parameter, found) in found {
         // As PEFT names it in a model.
-        let saved = saved_name(bench, &parameter).replace(".weight", ".default.weight");
+        let saved = saved_name(&*bench.model, &parameter).replace(".weight", ".default.weight");
         let (_, expected) = expected.read_f32(&saved).unwrap();
         let difference = max_difference(&found, &expected);
         assert!(
             difference <= GRADIENTS,
             "{name} {parameter}: {difference:e}"
         );
+    }
+}
+
+/// What TRL logged of a step beside what is measured here.
+fn assert_record(
+    what: &str,
+    record: &Value,
+    metrics: &StepMetrics,
+    learning_rate: f64,
+    objective: &dyn Objective,
+    accumulation: u64,
+) {
+    let mut known = 0;
+    for (key, expected) in record.as_object().unwrap() {
+        let expected = expected.as_f64().unwrap();
+        let found = match key.as_str() {
+            "loss" => f64::from(metrics.loss),
+            "grad_norm" => f64::from(metrics.grad_norm),
+            "lr" => learning_rate,
+            // TRL's ORPOTrainer has the mean over padding too.
+            logits if what.starts_with("orpo ") && logits.starts_with("logits/") => continue,
+            measure => {
+                let place = objective.measures().iter().position(|it| *it == measure);
+                let Some(place) = place else {
+                    panic!("{what}: {measure} is not measured")
+                };
+                // TRL has the mean of the microbatches' means, here it is one over all of
+                // their tokens.
+                let over_tokens = ["entropy", "logits", "mean_token"];
+                let is_over_tokens = over_tokens.iter().any(|it| measure.starts_with(it));
+                if is_over_tokens && accumulation > 1 {
+                    continue;
+                }
+                known += 1;
+                metrics.measured[place]
+            }
+        };
+        let bar = LOGGED * expected.abs().max(1.0);
+        assert_near(&format!("{what} {key}"), found, expected, bar);
+    }
+    assert!(known > 0, "{what}: nothing that TRL logs is measured");
+}
+
+/// The weights after a training.
+fn assert_final(
+    model: &dyn Model,
+    session: &mut Session,
+    step: &TrainStep,
+    file: &Path,
+    expected: &StoredTensors,
+) {
+    let trained = step.parameters().iter().filter(|it| it.trained);
+    let names: Vec<String> = trained.map(|p| p.name.clone()).collect();
+    assert_eq!(expected.iter().count(), names.len(), "{}", file.display());
+    for name in names {
+        let (_, expected) = expected.read_f32(&saved_name(model, &name)).unwrap();
+        let (bytes, _) = session.download(&name).unwrap();
+        let found: &[f32] = bytemuck::cast_slice(&bytes);
+        let difference = max_difference(found, &expected);
+        assert!(difference <= FINAL_WEIGHTS, "{name}: {difference:e}");
     }
 }
 
@@ -169,51 +230,15 @@ fn follow(training: Training<'_>) {
                 continue;
             };
             let record = &run[at as usize];
-            let mut known = 0;
-            for (key, expected) in record.as_object().unwrap() {
-                let expected = expected.as_f64().unwrap();
-                let found = match key.as_str() {
-                    "loss" => loss,
-                    "grad_norm" => norm,
-                    "lr" => schedule.learning_rate(at),
-                    // TRL's ORPOTrainer has the mean over padding too.
-                    logits if name == "orpo" && logits.starts_with("logits/") => continue,
-                    measure => {
-                        let place = objective.measures().iter().position(|it| *it == measure);
-                        let Some(place) = place else {
-                            panic!("{what}: {measure} is not measured")
-                        };
-                        // TRL has the mean of the microbatches' means, here it is one over all of
-                        // their tokens.
-                        let over_tokens = ["entropy", "logits", "mean_token"];
-                        let is_over_tokens = over_tokens.iter().any(|it| measure.starts_with(it));
-                        if is_over_tokens && accumulation > 1 {
-                            continue;
-                        }
-                        known += 1;
-                        metrics.measured[place]
-                    }
-                };
-                let bar = LOGGED * expected.abs().max(1.0);
-                assert_near(&format!("{what} {key}"), found, expected, bar);
-            }
-            assert!(known > 0, "{what}: nothing that TRL logs is measured");
+            let rate = schedule.learning_rate(at);
+            assert_record(&what, record, &metrics, rate, &*objective, accumulation);
         }
-        let file = match adapter {
+        let file = dir.join(match adapter {
             Some(_) => "final_adapter.safetensors",
             None => "final_weights.safetensors",
-        };
-        if let (1, Ok(expected)) = (accumulation, StoredTensors::open(&dir.join(file))) {
-            let trained = step.parameters().iter().filter(|it| it.trained);
-            let names: Vec<String> = trained.map(|p| p.name.clone()).collect();
-            assert_eq!(expected.iter().count(), names.len(), "{file}");
-            for name in names {
-                let (_, expected) = expected.read_f32(&saved_name(&bench, &name)).unwrap();
-                let (bytes, _) = bench.session.download(&name).unwrap();
-                let found: &[f32] = bytemuck::cast_slice(&bytes);
-                let difference = max_difference(found, &expected);
-                assert!(difference <= FINAL_WEIGHTS, "{name}: {difference:e}");
-            }
+        });
+        if let (1, Ok(expected)) = (accumulation, StoredTensors::open(&file)) {
+            assert_final(&*bench.model, &mut bench.session, &step, &file, &expected);
         }
     }
     println!("golden case {name} ran");

@@ -19,7 +19,7 @@ use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, StepMetrics, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, Schedule};
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor, backward};
 use xtrain_models::{
     ATTENTION_MASK, Config, Divergence, Forward, HeadKind, LABELS, LoraConfig, Model, Objective,
@@ -106,6 +106,32 @@ impl Bench {
             pad_id,
             tokens,
         }
+    }
+
+    /// A model of random weights.
+    pub fn random(model: Box<dyn Model>, tokens: usize) -> Bench {
+        let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+        parameters::initialize(&mut session, &model.parameters(), 1).unwrap();
+        Bench {
+            model,
+            session,
+            pad_id: 0,
+            tokens,
+        }
+    }
+
+    /// The loss of a batch, summed over its examples, and the gradient of that.
+    pub fn summed(&mut self, objective: &dyn Objective, batch: &HostBatch) -> (f32, Vec<Vec<f32>>) {
+        let (mut recording, outcome, leaves) = self.record(objective, batch);
+        recording.fetch("loss", &outcome.loss.sum);
+        let gradients = backward(&outcome.loss.sum, &leaves).unwrap();
+        for (i, gradient) in gradients.iter().enumerate() {
+            recording.fetch(&i.to_string(), gradient);
+        }
+        let marked = recording.mark_step("summed").unwrap();
+        let read = |name: &str| -> Vec<f32> { marked.fetched(name).download_to().unwrap() };
+        let gradients = (0..leaves.len()).map(|i| read(&i.to_string()));
+        (read("loss")[0], gradients.collect())
     }
 
     pub fn upload(&self, batch: &HostBatch) -> DeviceBatch {
@@ -199,12 +225,7 @@ impl Bench {
         objective: &Arc<dyn Objective>,
         batches: &[HostBatch],
     ) -> Vec<StepMetrics> {
-        let schedule = Schedule {
-            kind: ScheduleKind::Constant,
-            peak: 0.0,
-            warmup: 0,
-            total: 1,
-        };
+        let schedule = Schedule::constant(0.0);
         let optimizer = OptimizerSettings::constant(ADAMW, 0.0);
         let batches: Vec<_> = batches.iter().map(|batch| self.upload(batch)).collect();
         let step = TrainStep::new(&*self.model, objective.clone(), optimizer, schedule, 0);

@@ -17,7 +17,7 @@ use xtrain::trainer::settings::{OptimizerSettings, WeightStorage};
 use xtrain::trainer::step::{TrainStep, placements};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::{CodeBook, Composite, Op};
-use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, Schedule};
 use xtrain_graphs::{DType, Graph, NodeId, Shape};
 use xtrain_models::{
     Config, HeadKind, LoraConfig, Model, Modules, ParameterSet, ParameterSpec, Quantization, adapt,
@@ -290,12 +290,7 @@ fn a_compiled_step_never_holds_the_values_of_all_layers() {
     };
     let base = build(config.quantized(Some(NF4)), HeadKind::CausalLm).unwrap();
     let model = adapt(base, lora).unwrap();
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 1e-4,
-        warmup: 0,
-        total: 7,
-    };
+    let schedule = Schedule::constant(1e-4);
     let settings = OptimizerSettings::constant(ADAMW, 1e-4);
     let objective = objective_of(model.head_kind(), 0.0);
     let step = TrainStep::new(&*model, objective, settings, schedule, 1);

@@ -71,26 +71,8 @@ fn assert_parts_within(run: &Value, wall: f64, lost: f64) {
     );
 }
 
-#[test]
-fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let timed = |output: &str, more: &str| {
-        let start = Instant::now();
-        let run = train(dir, output, more).run();
-        let wall = start.elapsed().as_secs_f64();
-        run.succeeded();
-        (run, wall)
-    };
-    let (cold, cold_wall) = timed("cold", "--log_format line");
-    let (_, warm_wall) = timed("warm", "");
-    let (native, _) = timed(
-        "large",
-        "--per_device_train_batch_size 8 --max_steps 20 --report none",
-    );
-    fs::write(dir.join("native.log"), &native.stdout).unwrap();
-
-    // A run says at its end where its time went and where things are.
+/// A run says at its end where its time went and where things are; the lines of all steps add up.
+fn assert_end(dir: &Path, cold: &Run) {
     for sign in [
         "time ",
         "speed ",
@@ -106,7 +88,6 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
         );
     }
     assert!(dir.join("cold/report.html").exists() && !dir.join("large/report.html").exists());
-    // The lines of all steps add up.
     let steps = cold.stdout.lines();
     let steps: Vec<&str> = steps.filter(|line| line.starts_with("step ")).collect();
     assert_eq!(steps.len(), 9, "{}", cold.stdout);
@@ -133,26 +114,10 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
             "{line}"
         );
     }
+}
 
-    let told = json(dir, "cold warm large --price_per_hour 4 --baseline large");
-    let (one, warm, large) = (&told["runs"][0], &told["runs"][1], &told["runs"][2]);
-    assert_parts(one, cold_wall);
-    assert_parts(warm, warm_wall);
-    assert!(
-        number(&one["time"]["compiling_cold"]) > 0.0
-            && number(&warm["time"]["compiling_cold"]) == 0.0
-    );
-    for part in ["evaluation", "saving", "steps_device", "tokenizing"] {
-        assert!(number(&one["time"][part]) > 0.0, "{part}: {one}");
-    }
-    assert_eq!(
-        (
-            number(&one["compiled_graphs"]),
-            number(&warm["compiled_graphs"])
-        ),
-        (3.0, 0.0)
-    );
-
+/// Tokens and metrics are those of a run's log.
+fn assert_log(dir: &Path, one: &Value, large: &Value) {
     // Tokens: full rows of 32, 4 in a step.
     assert_eq!(
         (number(&one["tokens"]), number(&large["tokens"])),
@@ -188,45 +153,26 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
         summary["train_samples_per_second"]
     );
     assert_eq!(one["flops"], summary["total_flos"]);
+}
 
-    // Rates and costs from their parts.
-    for run in [one, large] {
-        let rate = number(&run["tokens"]) / number(&run["step_seconds"]);
-        assert!(
-            (rate / number(&run["tokens_per_second"]) - 1.0).abs() < 0.01,
-            "{run}"
-        );
-        let mfu = number(&run["flops"])
-            / number(&run["step_seconds"])
-            / number(&run["peak_tflops"])
-            / 1e12;
-        assert!((mfu / number(&run["mfu"]) - 1.0).abs() < 0.01, "{run}");
-        let cost = number(&run["billable_seconds"]) / 3600.0 * 4.0;
-        assert!((cost / number(&run["cost"]) - 1.0).abs() < 1e-9);
-        let per_million = cost / number(&run["tokens"]) * 1e6;
-        assert!((per_million / number(&run["cost_per_million_tokens"]) - 1.0).abs() < 1e-9);
-    }
-    let ratio = number(&one["tokens_per_second"]) / number(&large["tokens_per_second"]);
-    assert!((ratio / number(&one["speedup"]) - 1.0).abs() < 1e-9);
-    assert_eq!(number(&large["speedup"]), 1.0);
-    let differ = told["settings_that_differ"].as_object().unwrap();
-    assert_eq!(
-        differ.keys().collect::<Vec<_>>(),
-        ["log_format", "max_steps", "per_device_train_batch_size"]
+/// Rates and costs follow from their parts.
+fn assert_rates(run: &Value) {
+    let rate = number(&run["tokens"]) / number(&run["step_seconds"]);
+    assert!(
+        (rate / number(&run["tokens_per_second"]) - 1.0).abs() < 0.01,
+        "{run}"
     );
+    let mfu =
+        number(&run["flops"]) / number(&run["step_seconds"]) / number(&run["peak_tflops"]) / 1e12;
+    assert!((mfu / number(&run["mfu"]) - 1.0).abs() < 0.01, "{run}");
+    let cost = number(&run["billable_seconds"]) / 3600.0 * 4.0;
+    assert!((cost / number(&run["cost"]) - 1.0).abs() < 1e-9);
+    let per_million = cost / number(&run["tokens"]) * 1e6;
+    assert!((per_million / number(&run["cost_per_million_tokens"]) - 1.0).abs() < 1e-9);
+}
 
-    // The native run needs nothing but its log.
-    let told = json(dir, "native.log cold");
-    assert_eq!(told["throughput_unit"], "samples/s");
-    let summary = json_lines(&dir.join("large/log.jsonl"));
-    let summary = summary
-        .iter()
-        .find(|record| record["train_runtime"].is_number())
-        .unwrap();
-    let native = number(&told["runs"][0]["samples_per_second"]);
-    assert!((native - number(&summary["train_samples_per_second"])).abs() < 0.001);
-
-    // The page needs nothing else.
+/// A page of runs has all of them, and needs no other file.
+fn assert_page(dir: &Path) {
     report(
         dir,
         "cold warm large --price_per_hour 4 --format html,markdown --output page",
@@ -255,8 +201,10 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
         markdown.contains("| part | cold | warm | large |"),
         "{markdown}"
     );
+}
 
-    // Losses: the same twice; two batch sizes by tokens.
+/// Losses of two runs: the same twice; two batch sizes by tokens.
+fn assert_losses(dir: &Path) {
     let same = report(
         dir,
         "cold warm --compare_losses --largest 0 --mean 0 --smoothed 0",
@@ -278,6 +226,72 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
         "{}",
         beyond.stderr
     );
+}
+
+#[test]
+fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let timed = |output: &str, more: &str| {
+        let start = Instant::now();
+        let run = train(dir, output, more).run();
+        let wall = start.elapsed().as_secs_f64();
+        run.succeeded();
+        (run, wall)
+    };
+    let (cold, cold_wall) = timed("cold", "--log_format line");
+    let (_, warm_wall) = timed("warm", "");
+    let (native, _) = timed(
+        "large",
+        "--per_device_train_batch_size 8 --max_steps 20 --report none",
+    );
+    fs::write(dir.join("native.log"), &native.stdout).unwrap();
+
+    assert_end(dir, &cold);
+    let told = json(dir, "cold warm large --price_per_hour 4 --baseline large");
+    let (one, warm, large) = (&told["runs"][0], &told["runs"][1], &told["runs"][2]);
+    assert_parts(one, cold_wall);
+    assert_parts(warm, warm_wall);
+    assert!(
+        number(&one["time"]["compiling_cold"]) > 0.0
+            && number(&warm["time"]["compiling_cold"]) == 0.0
+    );
+    for part in ["evaluation", "saving", "steps_device", "tokenizing"] {
+        assert!(number(&one["time"][part]) > 0.0, "{part}: {one}");
+    }
+    assert_eq!(
+        (
+            number(&one["compiled_graphs"]),
+            number(&warm["compiled_graphs"])
+        ),
+        (3.0, 0.0)
+    );
+
+    assert_log(dir, one, large);
+    assert_rates(one);
+    assert_rates(large);
+    let ratio = number(&one["tokens_per_second"]) / number(&large["tokens_per_second"]);
+    assert!((ratio / number(&one["speedup"]) - 1.0).abs() < 1e-9);
+    assert_eq!(number(&large["speedup"]), 1.0);
+    let differ = told["settings_that_differ"].as_object().unwrap();
+    assert_eq!(
+        differ.keys().collect::<Vec<_>>(),
+        ["log_format", "max_steps", "per_device_train_batch_size"]
+    );
+
+    // The native run needs nothing but its log.
+    let told = json(dir, "native.log cold");
+    assert_eq!(told["throughput_unit"], "samples/s");
+    let summary = json_lines(&dir.join("large/log.jsonl"));
+    let summary = summary
+        .iter()
+        .find(|record| record["train_runtime"].is_number())
+        .unwrap();
+    let native = number(&told["runs"][0]["samples_per_second"]);
+    assert!((native - number(&summary["train_samples_per_second"])).abs() < 0.001);
+
+    assert_page(dir);
+    assert_losses(dir);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::packing::{bench, chats};
 use crate::parallel::assert_same_run;
-use crate::tasks::{Bench, numbers};
+use crate::tasks::{Bench, GPTJ, numbers};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -300,4 +300,71 @@ fn the_preview_shows_what_a_training_sees() {
     };
     let rows = packed["examples"].as_array().unwrap();
     assert!(rows.iter().any(|row| starts(&row[0]) > 1));
+}
+
+#[test]
+fn a_model_is_fine_tuned_on_conversations_and_answers() {
+    let bench = Bench::new();
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}\
+                    {% if add_generation_prompt %}<assistant>{% endif %}";
+    fs::write(bench.path("byte_bpe/chat_template.jinja"), template).unwrap();
+    let colours = ["red", "green", "blue"];
+    let chats = (0..60).map(|i| {
+        let (thing, colour) = (["roses", "grass", "the sky"][i % 3], colours[i % 3]);
+        let turn = |role: &str, content: String| json!({"role": role, "content": content});
+        let messages = [
+            turn("user", format!("What is {thing}?")),
+            turn("assistant", colour.to_string()),
+        ];
+        format!("{}\n", json!({"messages": messages}))
+    });
+    fs::write(bench.path("chats.jsonl"), chats.collect::<String>()).unwrap();
+    let data = "--assistant_only_loss --max_seq_length 32 --pad_to_bucket 16,32 --disable_tqdm";
+    bench
+        .run(&format!(
+            "train sft {GPTJ} {data} --tokenizer_name byte_bpe --train_file chats.jsonl --validation_file chats.jsonl \
+             --do_train --do_eval --per_device_train_batch_size 12 --max_steps 60 --learning_rate 1e-2 --save_strategy no \
+             --output_dir out"
+        ))
+        .succeeded();
+    assert_eq!(
+        bench.json("out/data_settings.json"),
+        json!({"max_seq_length": "32", "assistant_only_loss": "true"})
+    );
+    let results = bench.json("out/all_results.json");
+    let accuracy = results["eval_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.95, "{results}");
+    assert!(results["perplexity"].is_number(), "{results}");
+    // The same whatever the batch is padded to; the training's turns count.
+    let eval = bench.run(
+        "eval sft --json --disable_tqdm --model_name_or_path out --validation_file chats.jsonl \
+         --pad_to_max_length --max_seq_length 64 --per_device_eval_batch_size 7",
+    );
+    eval.succeeded();
+    assert!(
+        eval.stderr
+            .contains("note: as in training: --assistant_only_loss true (out/data_settings.json)"),
+        "{}",
+        eval.stderr
+    );
+    let again: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
+    let close = |key: &str| (again[key].as_f64().unwrap() - results[key].as_f64().unwrap()).abs();
+    assert!(
+        close("eval_loss") < 1e-4 && close("eval_accuracy") == 0.0,
+        "{again} {results}"
+    );
+    for (thing, colour) in [("grass", "green"), ("roses", "red")] {
+        let mut answer = bench.command(
+            "generate --model_name_or_path out --chat --do_sample false --max_new_tokens 8",
+        );
+        let answer = answer
+            .args(["--prompt", &format!("What is {thing}?")])
+            .run();
+        answer.succeeded();
+        assert!(
+            answer.stdout.trim().ends_with(colour),
+            "{thing}: {}",
+            answer.stdout
+        );
+    }
 }

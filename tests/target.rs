@@ -6,18 +6,11 @@ use crate::neuron::stand_in;
 use crate::support::{Command, Run, copy_tokenizer, data_text, small_config, xtrain};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use xtrain::cache::CacheSettings;
-use xtrain::parallel::Mesh;
-use xtrain::runtime::Library;
-use xtrain::trainer::device::{self, DeviceSettings};
-use xtrain::trainer::gpu::Gpu;
-use xtrain::trainer::{cuda, matmul_peak};
-use xtrain_graphs::Precision;
 use xtrain_test_groups::Group;
 
 /// jax's plugin, with NVIDIA's tools beside it; no card is needed. `None`, recorded as skipped,
 /// where there is none.
-pub fn cuda_plugin() -> Option<PathBuf> {
+pub(crate) fn cuda_plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("XTRAIN_TEST_CUDA_PLUGIN").map(PathBuf::from);
     if plugin.is_none() {
         Group::Cuda.skip("XTRAIN_TEST_CUDA_PLUGIN is not set to what tests/cuda_wheels DIR prints");
@@ -25,23 +18,23 @@ pub fn cuda_plugin() -> Option<PathBuf> {
     plugin
 }
 
-struct Bench {
+pub(crate) struct Bench {
     dir: tempfile::TempDir,
     plugin: PathBuf,
     model_type: &'static str,
-    sizes: &'static str,
+    pub(crate) sizes: &'static str,
 }
 
-const SIZES: &str =
+pub(crate) const SIZES: &str =
     "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0";
-const DROPPING: &str =
+pub(crate) const DROPPING: &str =
     "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0.1,resid_pdrop=0";
 
 const WINDOWS: &str = "num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,hidden_size=128,\
                        intermediate_size=256,head_dim=64,max_position_embeddings=128,sliding_window=32";
 
 impl Bench {
-    fn new(plugin: PathBuf) -> Self {
+    pub(crate) fn new(plugin: PathBuf) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let lines: Vec<&str> = xtrain::commands::corpus::TEXT[..20_000].lines().collect();
         xtrain::data::tokenizer::train_byte_bpe(&lines, 500)
@@ -57,7 +50,7 @@ impl Bench {
     }
 
     /// A model with a window of 32 tokens.
-    fn in_windows(self) -> Self {
+    pub(crate) fn in_windows(self) -> Self {
         Bench {
             model_type: "mistral",
             sizes: WINDOWS,
@@ -65,7 +58,11 @@ impl Bench {
         }
     }
 
-    fn command(&self, words: &str) -> Command {
+    pub(crate) fn with_sizes(self, sizes: &'static str) -> Self {
+        Bench { sizes, ..self }
+    }
+
+    pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = xtrain();
         command.args(words.split_whitespace()).args([
             "--model_type",
@@ -87,7 +84,7 @@ impl Bench {
         command
     }
 
-    fn run(&self, words: &str) -> Run {
+    pub(crate) fn run(&self, words: &str) -> Run {
         self.command(words).run()
     }
 }
@@ -328,13 +325,18 @@ fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
             run.stderr
         );
     }
+    assert_doctor_cannot_lower(&bench.plugin, missing, &path("node"));
+}
+
+/// `xtrain doctor` of a host that cannot lower: it says so, and that the cache has nothing for its own graph.
+fn assert_doctor_cannot_lower(plugin: &Path, missing: &Path, cache: &Path) {
     let mut doctor = xtrain();
     doctor
         .args(["doctor", "--device", "cuda"])
-        .env("XTRAIN_CUDA_PLUGIN", &bench.plugin)
+        .env("XTRAIN_CUDA_PLUGIN", plugin)
         .env("XTRAIN_XLA_LIBRARY", missing);
     let run = doctor
-        .args(["--cache_dir".as_ref(), path("node").as_os_str()])
+        .args(["--cache_dir".as_ref(), cache.as_os_str()])
         .run();
     assert!(
         run.stdout
@@ -411,7 +413,7 @@ fn a_compile_check_lowers_all_that_a_run_needs() {
 }
 
 /// The value in a line of `compile --target`.
-fn value<'o>(text: &'o str, name: &str) -> &'o str {
+pub(crate) fn value<'o>(text: &'o str, name: &str) -> &'o str {
     let line = text
         .lines()
         .find(|line| line.trim_start().starts_with(name));
@@ -546,315 +548,4 @@ fn every_family_compiles_for_a_card() {
             assert!(has, "{model_type}: no {graph}: {}", run.stdout);
         }
     }
-}
-
-/// Attention is cuDNN's where it can be, one call each way for each of two layers, and no copy is
-/// made around them.
-#[test]
-fn attention_is_cudnns_in_16_bits_without_dropout() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let bench = Bench::new(plugin);
-    let calls = |words: &str| {
-        let run = bench.run(&format!(
-            "compile clm --device cuda --target h200 --per_device_train_batch_size 4 {words}"
-        ));
-        run.succeeded();
-        let train = run
-            .stdout
-            .split("train for h200")
-            .nth(1)
-            .unwrap()
-            .to_string();
-        (
-            value(&train, "attention").to_string(),
-            value(&train, "copies, transposes").to_string(),
-        )
-    };
-    assert_eq!(calls("--bf16"), ("4 cuDNN calls".into(), "0, 0".into()));
-    assert_eq!(calls("--fp16").0, "4 cuDNN calls");
-    assert_eq!(calls("").0, "0 cuDNN calls");
-    assert_eq!(
-        calls("--bf16 --attn_implementation eager").0,
-        "0 cuDNN calls"
-    );
-    let bench = bench.in_windows();
-    let run = bench.run("compile clm --device cuda --target h200 --bf16");
-    run.succeeded();
-    let train = run.stdout.split("train for h200").nth(1).unwrap();
-    assert_eq!(value(train, "attention"), "4 cuDNN calls");
-}
-
-/// A drop-out of attention weights is cuDNN's own only on request.
-#[test]
-fn attention_dropout_is_cudnns_on_request() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let bench = Bench {
-        sizes: DROPPING,
-        ..Bench::new(plugin)
-    };
-    let calls = |words: &str| {
-        let run = bench.run(&format!(
-            "compile clm --device cuda --target h200 --per_device_train_batch_size 4 --bf16 {words}"
-        ));
-        run.succeeded();
-        value(
-            run.stdout.split("train for h200").nth(1).unwrap(),
-            "attention",
-        )
-        .to_string()
-    };
-    assert_eq!(calls(""), "0 cuDNN calls");
-    assert_eq!(calls("--attention_dropout_kernel cudnn"), "4 cuDNN calls");
-}
-
-/// Products of f32 are exact unless TF32 is asked for; which of the two is told, and it is part of
-/// what a stored graph is found by.
-#[test]
-fn tf32_is_asked_for() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let bench = Bench::new(plugin);
-    let products = |words: &str| {
-        let run = bench.run(&format!(
-            "compile clm --device cuda --target a100-40g --per_device_train_batch_size 4 {words}"
-        ));
-        run.succeeded();
-        assert!(!run.stdout.contains("was stored already"), "{}", run.stdout);
-        let train = run
-            .stdout
-            .split("train for a100-40g")
-            .nth(1)
-            .unwrap()
-            .to_string();
-        let numbers: Vec<usize> = value(&train, "of them f32")
-            .split(|c: char| !c.is_ascii_digit())
-            .flat_map(str::parse)
-            .collect();
-        // Of `0 in TF32, 27 exact` the digits of the name are a number, too.
-        assert_eq!((numbers.len(), numbers[1]), (3, 32), "{train}");
-        (
-            numbers[0],
-            numbers[2],
-            value(&train, "products").to_string(),
-        )
-    };
-    let (rounded, exact, told) = products("");
-    assert!(
-        rounded == 0 && exact > 20 && !told.contains("TF32"),
-        "{rounded} {exact} {told}"
-    );
-    let (rounded, kept, told) = products("--tf32");
-    assert!(
-        rounded > 20 && kept == 0 && told.contains("TF32"),
-        "{rounded} {kept} {told}"
-    );
-}
-
-/// One launch of the host's for a whole step, which kernels take its products, and what they do
-/// behind them.
-#[test]
-fn command_buffers_and_epilogues_are_told() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let bench = Bench::new(plugin);
-    let train = |flags: &str| {
-        let run = bench.run(&format!(
-            "compile clm --device cuda --target h200 --per_device_train_batch_size 4 {flags}"
-        ));
-        run.succeeded();
-        run.stdout
-            .split("train for h200")
-            .nth(1)
-            .unwrap()
-            .to_string()
-    };
-    let cublas = train("--bf16 --xla_options xla_gpu_enable_triton_gemm=false");
-    assert!(
-        value(&cublas, "command buffers").starts_with("1 with "),
-        "{cublas}"
-    );
-    assert!(
-        value(&cublas, "matrix products").contains(" 0 Triton"),
-        "{cublas}"
-    );
-    assert!(
-        value(&train(""), "fused behind them").contains(" add"),
-        "biases or residuals in f32"
-    );
-    let without = train("--bf16 --xla_options xla_gpu_enable_command_buffer=");
-    assert!(
-        value(&without, "command buffers").starts_with("0 with 0 launches"),
-        "{without}"
-    );
-}
-
-/// XLA finds what it measured on a card in the cache's folder: here a measurement that no card
-/// made, for the product of the ceiling.
-#[test]
-fn measurements_of_kernels_are_found_in_the_cache() {
-    let Some(plugin) = cuda_plugin() else { return };
-    if !plugin
-        .ancestors()
-        .nth(3)
-        .unwrap()
-        .join("jax_cuda13_pjrt-0.11.2.dist-info")
-        .is_dir()
-    {
-        Group::Cuda.skip("the names of XLA's measurements are those of jax-cuda13-pjrt 0.11.2");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let mut recorder = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-    let mut recording = recorder.begin_abstract(Default::default());
-    matmul_peak::record_abstract(&mut recording, Precision::Bf16).unwrap();
-    let graph = recording.cut(matmul_peak::GRAPH_NAME).unwrap().remove(0);
-    let settings = DeviceSettings {
-        plugin: Some(plugin),
-        ..DeviceSettings::default()
-    };
-    let compiled = || {
-        let cache = CacheSettings::kept_in(Some(dir.path().into()));
-        let checked = cuda::describe(Gpu::H200, &settings, cache)
-            .unwrap()
-            .check(&graph)
-            .unwrap();
-        assert!(!checked.loaded, "it was stored with other measurements");
-        Library::open().unwrap().hlo_text(&checked.module).unwrap()
-    };
-    let tiles = r#""output_tiles":[{"sizes":["64","64"]}]"#;
-    assert!(!compiled().contains(tiles));
-    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
-    // block_m, block_n, block_k, split_k, num_stages, num_warps, num_ctas of XLA's TritonGemmKey,
-    // in its Config of the backend TRITON.
-    let triton: Vec<u8> = [64, 64, 32, 1, 3, 4, 1]
-        .iter()
-        .zip(1u8..)
-        .flat_map(|(&value, number)| [number << 3, value])
-        .collect();
-    let config = [&[1 << 3, 2], &field(2, &field(2, &triton))[..]].concat();
-    let (card, kernel) = ("a4baa03864db7cfb", "8523ecd2bee61f19f58212ee3a2c7a27");
-    let target = [field(1, card.as_bytes()), field(3, kernel.as_bytes())].concat();
-    let key = [field(1, &target), field(2, &field(1, b"e17d7e5ebd5f70d0"))].concat();
-    let triton_version = b"a77e7c793abc0d0c923a9afb275058e2fe57a198";
-    let entry = [
-        field(1, &key),
-        field(2, &[field(1, &config), field(2, triton_version)].concat()),
-    ]
-    .concat();
-    let folder = dir.path().join("autotune").join(card);
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join(format!("{kernel}.pb")), entry).unwrap();
-    assert!(compiled().contains(tiles), "the measurement was not used");
-}
-
-/// With its libraries at hand, cuDNN itself builds a kernel for each of our calls, and refuses what
-/// it has none for.
-#[test]
-fn cudnn_takes_the_attention_calls() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let site = plugin.ancestors().nth(3).unwrap().to_path_buf();
-    let folders =
-        ["nvidia/cudnn/lib", "nvidia/cu13/lib", "no_driver"].map(|folder| site.join(folder));
-    if let Some(missing) = folders.iter().find(|folder| !folder.is_dir()) {
-        let missing = missing.display();
-        Group::Cudnn.skip(format!(
-            "there is no {missing}; tests/cuda_wheels DIR --cudnn fetches it"
-        ));
-        return;
-    }
-    let path = std::env::join_paths(&folders).unwrap();
-    let bench = Bench::new(plugin);
-    let ask = |bench: &Bench, words: &str| {
-        let always =
-            "xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS";
-        let words = format!(
-            "{words} --device cuda --per_device_train_batch_size 4 --compile_cache false --xla_options {always}"
-        );
-        bench.command(&words).env("LD_LIBRARY_PATH", &path).run()
-    };
-    let bench = Bench {
-        sizes: DROPPING,
-        ..bench
-    };
-    let dropping = [
-        "--target h200 --bf16",
-        "--target h200 --fp16",
-        "--target a100-40g --bf16",
-    ]
-    .map(|words| {
-        let run = ask(
-            &bench,
-            &format!("compile clm {words} --attention_dropout_kernel cudnn"),
-        );
-        run.succeeded();
-        run.stdout.split("train for").nth(1).unwrap().to_string()
-    });
-    dropping
-        .iter()
-        .for_each(|train| assert_eq!(value(train, "attention"), "4 cuDNN calls"));
-    let bench = Bench {
-        sizes: SIZES,
-        ..bench
-    };
-    for words in [
-        "--target h200 --bf16",
-        "--target h200 --fp16",
-        "--target a100-40g --bf16",
-    ] {
-        let run = ask(&bench, &format!("compile clm {words}"));
-        run.succeeded();
-        let train = run.stdout.split("train for").nth(1).unwrap().to_string();
-        assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");
-    }
-    let bench = bench.in_windows();
-    for words in ["--target h200 --bf16", "--target a100-40g --fp16"] {
-        let run = ask(&bench, &format!("compile clm {words}"));
-        run.succeeded();
-        let train = run.stdout.split("train for").nth(1).unwrap().to_string();
-        assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");
-    }
-}
-
-/// Layers' inputs go to the host and come back: fewer bytes on the card, and the same products.
-#[test]
-fn activations_wait_in_the_hosts_memory() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let mut bench = Bench::new(plugin);
-    bench.sizes =
-        "n_layer=12,n_head=2,n_embd=256,n_positions=128,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0";
-    let train = |words: &str| {
-        let run = bench.run(&format!("compile clm --device cuda --target h200 --bf16 --per_device_train_batch_size 256 {words}"));
-        run.succeeded();
-        run.stdout
-            .split("train for h200")
-            .nth(1)
-            .unwrap()
-            .to_string()
-    };
-    let mebibytes = |told: &str| -> f64 {
-        let (number, unit) = value(told, "memory at the peak")
-            .split_once(" of")
-            .unwrap()
-            .0
-            .split_once(' ')
-            .unwrap();
-        number.parse::<f64>().unwrap() * if unit == "GiB" { 1024.0 } else { 1.0 }
-    };
-    let (kept, away) = (
-        train("--gradient_checkpointing"),
-        train("--activation_offloading"),
-    );
-    println!("{kept}\n{away}");
-    assert_eq!(
-        (
-            value(&kept, "copies, transposes"),
-            value(&away, "copies, transposes")
-        ),
-        ("0, 0", "24, 0")
-    );
-    // An input is 32 MiB; two layers' worth may be on the way at any time.
-    let saved = mebibytes(&kept) - mebibytes(&away);
-    assert!(saved > 32.0 * 8.0, "{saved} MiB saved\n{kept}\n{away}");
-    assert_eq!(
-        value(&kept, "matrix products"),
-        value(&away, "matrix products")
-    );
 }

@@ -6,9 +6,10 @@
 
 use crate::batch::TokenBatch;
 use crate::error::Result;
-use crate::loss::{IGNORED_LABEL, LossSum, Predictions, logits};
+use crate::loss::{IGNORED_LABEL, LossSum, Predictions, head};
 use crate::objective::{Forward, LABELS, Outcome, next_tokens};
 use xtrain_graphs::op::Comparison;
+use xtrain_graphs::passes::rows_of_block;
 use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// Rows of a batch that make up a pair: its chosen answer, then its rejected one.
@@ -19,8 +20,6 @@ pub(crate) type Measure = (Tensor, Tensor);
 
 /// The answers of a batch's rows under a model.
 pub(crate) struct Answers {
-    /// The logits with the next token as the label, where that is part of an answer.
-    pub predictions: Predictions,
     /// `f32[R, T]`: log-probabilities of answer tokens, each where it is predicted, else 0.
     pub log_probs: Tensor,
     /// `f32[R, T]`: 1 where an answer token is predicted, else 0. An answer that begins its row has
@@ -28,27 +27,77 @@ pub(crate) struct Answers {
     pub scored: Tensor,
     /// `f32[R]`: the answers' tokens, also one that nothing predicts; 0 of rows that fill a batch.
     pub lengths: Tensor,
+    /// `f32[R, T]`: the mean of all logits where each token is predicted.
+    pub mean_logits: Tensor,
+    /// `f32[R, T]`: the log-probabilities of other labels than the answers', where there are such.
+    pub others: Option<Tensor>,
+    /// `f32[R, T]`: the entropy of the distribution that each token is predicted by.
+    entropies: Tensor,
+    /// `f32[R, T]`: 1 where the likeliest token is the answer's.
+    pub correct: Tensor,
+    /// `f32[R, T]`: the logarithm of the sum of all tokens' squared probabilities, without gradient.
+    squares: Tensor,
 }
 
 impl Answers {
     /// Records the forward pass. Labels `s32[R, T]` hold the answers' tokens.
     pub(crate) fn record(step: &Forward<'_>) -> Result<Answers> {
-        Answers::of(step, &step.inputs.tokens()?, step.inputs.get(LABELS)?)
+        Answers::of(step, &step.inputs.tokens()?, step.inputs.get(LABELS)?, None)
     }
 
-    /// The same of other tokens than the batch's.
-    pub(crate) fn of(step: &Forward<'_>, batch: &TokenBatch, labels: &Tensor) -> Result<Answers> {
-        let logits = logits(step.model, step.weights, batch, step.rng)?;
-        let _scope = logits.trace().clone().scope("loss");
-        let predictions = Predictions::new(step.model, logits, next_tokens(labels)?);
-        let log_probs = predictions.cross_entropies()?.neg()?;
-        let scored = predictions.counted()?.convert(DType::F32)?;
-        let is_answer = labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
+    /// The same of other tokens than the batch's, also scored by `others`, labels of the same shape.
+    ///
+    /// Logits `[N, V]` that are large are made block by block of their rows, each of which leaves a few
+    /// numbers of every token, and again in the backward pass.
+    pub(crate) fn of(
+        step: &Forward<'_>,
+        batch: &TokenBatch,
+        labels: &Tensor,
+        others: Option<&Tensor>,
+    ) -> Result<Answers> {
+        let hidden = step.model.hidden(step.weights, batch, step.rng)?;
+        let trace = hidden.trace().clone();
+        let [own, others] =
+            [Some(labels), others].map(|labels| labels.map(next_tokens).transpose());
+        let (own, others) = (own?.expect("there are labels"), others?);
+        let rows = hidden.dims()[0];
+        let block = rows_of_block(rows, step.model.vocab_size());
+        let mut blocks = Vec::new();
+        for start in (0..rows).step_by(block) {
+            let end = (start + block).min(rows);
+            let part = |of: &Tensor| of.slice_dim(0, start, end);
+            let is_whole = block >= rows;
+            let (hidden, own) = if is_whole {
+                (hidden.clone(), own.clone())
+            } else {
+                (part(&hidden)?, part(&own)?)
+            };
+            let others = match &others {
+                Some(others) if !is_whole => Some(part(others)?),
+                others => others.clone(),
+            };
+            let _again = (!is_whole).then(|| trace.cheap());
+            blocks.push(of_tokens(step, &hidden, own, others.as_ref())?);
+        }
+        let _scope = trace.scope("loss");
+        let joined = |at: usize| -> Result<Tensor> {
+            let parts: Vec<&Tensor> = blocks.iter().map(|block| &block[at]).collect();
+            let all = match parts[..] {
+                [one] => one.clone(),
+                _ => Tensor::concat(&parts, 0)?,
+            };
+            Ok(all.reshape(labels.dims())?)
+        };
+        let scored = own.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
         Ok(Answers {
-            predictions,
-            log_probs: log_probs.reshape(labels.dims())?,
-            scored: scored.reshape(labels.dims())?,
-            lengths: is_answer.convert(DType::F32)?.sum(&[1])?,
+            log_probs: joined(0)?,
+            mean_logits: joined(1)?,
+            entropies: joined(2)?,
+            correct: joined(3)?,
+            squares: joined(4)?,
+            others: others.map(|_| joined(5)).transpose()?,
+            scored: scored.convert(DType::F32)?.reshape(labels.dims())?,
+            lengths: lengths(labels)?,
         })
     }
 
@@ -79,43 +128,14 @@ impl Answers {
     /// `f32[R]`: the mean over each answer's predicted tokens of log p minus the log of the sum of all
     /// tokens' squared probabilities, without gradient: what WPO weighs a pair by (arXiv 2406.11827).
     pub(crate) fn alignment(&self) -> Result<Tensor> {
-        let logits = self.predictions.logits.stop_gradient()?;
-        let largest = logits.max(&[1])?;
-        let shifted = logits.sub(&largest.broadcast_in(logits.dims(), &[0])?)?;
-        let total = shifted.exp()?.sum(&[1])?.log()?;
-        let squares = shifted.mul_scalar(2.0)?.exp()?.sum(&[1])?.log()?;
-        let squares = squares.sub(&total.mul_scalar(2.0)?)?;
-        let squares = squares.reshape(self.scored.dims())?;
-        let aligned = self.log_probs.stop_gradient()?.sub(&squares)?;
+        let aligned = self.log_probs.stop_gradient()?.sub(&self.squares)?;
         let sums = aligned.mul(&self.scored)?.sum(&[1])?;
         Ok(sums.div(&self.scored.sum(&[1])?.max_scalar(1.0)?)?)
     }
 
-    /// `f32[R, T]`: the mean of all logits where each token is predicted.
-    pub(crate) fn mean_logits(&self) -> Result<Tensor> {
-        Ok(self
-            .predictions
-            .mean_logits()?
-            .reshape(self.scored.dims())?)
-    }
-
     /// The entropy of the distribution that each answer token is predicted by.
     pub(crate) fn entropy(&self) -> Result<Measure> {
-        let logits = &self.predictions.logits;
-        let largest = logits.max(&[1])?;
-        let shifted = logits.sub(&largest.broadcast_in(logits.dims(), &[0])?)?;
-        let powers = shifted.exp()?;
-        let total = powers.sum(&[1])?;
-        let mean = powers.mul(&shifted)?.sum(&[1])?.div(&total)?;
-        let entropy = total.log()?.sub(&mean)?.reshape(self.scored.dims())?;
-        self.over_tokens(&entropy, &self.scored)
-    }
-
-    /// `f32[R, T]`: 1 where the likeliest token is the answer's.
-    pub(crate) fn correct(&self) -> Result<Tensor> {
-        let predicted = self.predictions.predicted()?;
-        let is_right = predicted.compare(Comparison::Eq, &self.predictions.labels)?;
-        Ok(is_right.convert(DType::F32)?.reshape(self.scored.dims())?)
+        self.over_tokens(&self.entropies, &self.scored)
     }
 
     /// The mean of `values` `f32[R, T]` over the tokens that `weights` chooses.
@@ -140,6 +160,50 @@ impl Answers {
             predictions: Predictions::new(step.model, column, self.lengths),
         })
     }
+}
+
+/// `f32[R]`: the tokens of each answer, by labels `s32[R, T]`.
+pub(crate) fn lengths(labels: &Tensor) -> Result<Tensor> {
+    let is_answer = labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
+    Ok(is_answer.convert(DType::F32)?.sum(&[1])?)
+}
+
+/// What is known of each token of rows `[K, C]` by its logits `[K, V]`: its log-probability, the mean of all
+/// logits, the entropy, whether it is the likeliest, the logarithm of the sum of all squared probabilities, and
+/// its log-probability by `others`; `f32[K]` each.
+fn of_tokens(
+    step: &Forward<'_>,
+    hidden: &Tensor,
+    labels: Tensor,
+    others: Option<&Tensor>,
+) -> Result<Vec<Tensor>> {
+    let logits = head(step.model, step.weights, hidden, step.rng)?;
+    let _scope = logits.trace().clone().scope("loss");
+    let predictions = Predictions::new(step.model, logits.clone(), labels);
+    let log_probs = predictions.cross_entropies()?.neg()?;
+    let is_right = predictions
+        .predicted()?
+        .compare(Comparison::Eq, &predictions.labels)?;
+    let logits = logits.stop_gradient()?;
+    let largest = logits.max(&[1])?;
+    let shifted = logits.sub(&largest.broadcast_in(logits.dims(), &[0])?)?;
+    let powers = shifted.exp()?;
+    let total = powers.sum(&[1])?;
+    let mean = powers.mul(&shifted)?.sum(&[1])?.div(&total)?;
+    let total = total.log()?;
+    let squares = shifted.mul_scalar(2.0)?.exp()?.sum(&[1])?.log()?;
+    let mut numbers = vec![
+        log_probs,
+        predictions.mean_logits()?,
+        total.sub(&mean)?,
+        is_right.convert(DType::F32)?,
+        squares.sub(&total.mul_scalar(2.0)?)?,
+    ];
+    if let Some(others) = others {
+        let predictions = Predictions::new(step.model, predictions.logits, others.clone());
+        numbers.push(predictions.cross_entropies()?.neg()?);
+    }
+    Ok(numbers)
 }
 
 /// The chosen and the rejected rows of `[R]`, each `[P]`.

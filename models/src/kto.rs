@@ -113,7 +113,7 @@ impl Objective for Kto {
             .mul(&self.own_rows(&answers.lengths, answers.scored.dims())?)?;
         let is_good = [is_real.and(&is_good)?, is_real.and(&is_good.not()?)?];
         let mut measures = vec![(kl, one), answers.entropy()?];
-        let mean_logits = answers.mean_logits()?;
+        let mean_logits = answers.mean_logits.clone();
         let mut of_kind: Vec<[Measure; 2]> = Vec::new();
         for is_chosen in &is_good {
             let number = is_chosen.convert(DType::F32)?;

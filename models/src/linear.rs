@@ -261,8 +261,22 @@ impl Weights<'_> {
         let rank = (Axis::Rank, layer.rank);
         // As PEFT starts it: Kaiming's uniform distribution with a = sqrt(5).
         let bound = 1.0 / (from.1 as f64).sqrt();
-        let a = self.uniform(lora::A, [rank, from], bound)?;
-        let b = self.zeros(lora::B, [to, rank])?;
+        let [a, b] = match adapter.tied_table(self.module()) {
+            Some(table) => {
+                let transposed = |part: &str| -> Result<Tensor> {
+                    let matrix = self.tied(&format!("{table}.{part}"))?;
+                    Ok(matrix.transpose(&[1, 0])?)
+                };
+                [
+                    transposed(lora::EMBEDDING_B)?,
+                    transposed(lora::EMBEDDING_A)?,
+                ]
+            }
+            None => [
+                self.uniform(lora::A, [rank, from], bound)?,
+                self.zeros(lora::B, [to, rank])?,
+            ],
+        };
         let dropped = rng.dropout(x, layer.dropout)?;
         let inner = dropped.matmul_transposed(&a)?.mul_scalar(layer.scale)?; // [N, r]
         let mut added = inner.matmul_transposed(&b)?; // [N, out]

@@ -3,10 +3,12 @@
 //!
 //! Letters: P pairs, R = 2 P rows, T tokens.
 
-use crate::answers::{Answers, Measure, PAIR, dropout, half_mask, halves, log_sigmoid, sum_where};
+use crate::answers::{
+    Answers, Measure, PAIR, dropout, half_mask, halves, lengths, log_sigmoid, sum_where,
+};
 use crate::error::Result;
 use crate::loss::IGNORED_LABEL;
-use crate::loss::{LossSum, Predictions};
+use crate::loss::LossSum;
 use crate::objective::{
     ATTENTION_MASK, Feed, Forward, INPUT_IDS, LABELS, Objective, Outcome, next_tokens,
 };
@@ -408,7 +410,7 @@ impl<'a> Pairs<'a> {
             self.half(&answers.scored, 0)?,
             self.half(&answers.scored, 1)?,
         ];
-        let mean_logits = answers.mean_logits()?;
+        let mean_logits = &answers.mean_logits;
         let over_pairs = |values: &Tensor| -> Result<Measure> {
             Ok((sum_where(values, &self.is_real)?, count.clone()))
         };
@@ -418,9 +420,9 @@ impl<'a> Pairs<'a> {
         let is_right = margin.compare(Comparison::Gt, &self.rounding()?)?;
         Ok(vec![
             answers.entropy()?,
-            answers.over_tokens(&mean_logits, &scored[0])?,
-            answers.over_tokens(&mean_logits, &scored[1])?,
-            answers.over_tokens(&answers.correct()?, &scored[0])?,
+            answers.over_tokens(mean_logits, &scored[0])?,
+            answers.over_tokens(mean_logits, &scored[1])?,
+            answers.over_tokens(&answers.correct, &scored[0])?,
             over_pairs(&chosen)?,
             over_pairs(&rejected)?,
             over_pairs(&is_right.convert(DType::F32)?)?,
@@ -500,7 +502,10 @@ impl Objective for OddsRatio {
     fn record(&self, step: &Forward<'_>) -> Result<Outcome> {
         let rng = dropout(step.rng, self.dropout);
         let step = &Forward { rng: &rng, ..*step };
-        let answers = Answers::record(step)?;
+        let labels = step.inputs.get(LABELS)?;
+        let whole = self.whole_chosen(step, labels)?;
+        let tokens = step.inputs.tokens()?;
+        let answers = Answers::of(step, &tokens, labels, Some(&whole))?;
         let trace = answers.log_probs.trace().clone();
         let _scope = trace.scope("loss");
         let predicted = answers.scored.sum(&[1])?.max_scalar(1.0)?;
@@ -516,8 +521,11 @@ impl Objective for OddsRatio {
             .sub(&rejected)?
             .sub(&log_of_rest(&chosen)?.sub(&log_of_rest(&rejected)?)?)?;
         let ratio = log_sigmoid(&log_odds)?;
-        let (nll, mean_logits) = (self.whole_chosen(step, &answers)?, answers.mean_logits()?);
-        let nll = nll.0.div(&nll.1.max_scalar(1.0)?)?;
+        let scored = next_tokens(&whole)?.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
+        let scored = scored.convert(DType::F32)?.sum_all()?;
+        let whole = answers.others.as_ref().expect("they were asked for");
+        let nll = whole.sum_all()?.neg()?.div(&scored.max_scalar(1.0)?)?;
+        let mean_logits = &answers.mean_logits;
         let losses = nll
             .broadcast_to(ratio.dims())?
             .sub(&ratio.mul_scalar(self.beta)?)?;
@@ -527,7 +535,7 @@ impl Objective for OddsRatio {
         };
         let logits_of = |half: usize| -> Result<Measure> {
             let half = half_mask(&answers.lengths, half)?.broadcast_to(mean_logits.dims())?;
-            answers.over_tokens(&mean_logits, &answers.scored.mul(&half)?)
+            answers.over_tokens(mean_logits, &answers.scored.mul(&half)?)
         };
         let rewards = [
             chosen.mul_scalar(self.beta)?,
@@ -559,8 +567,8 @@ impl Objective for OddsRatio {
 }
 
 impl OddsRatio {
-    /// The cross-entropy of the prompts and answers of chosen rows.
-    fn whole_chosen(&self, step: &Forward<'_>, answers: &Answers) -> Result<Measure> {
+    /// `s32[R, T]`: the prompts and answers of chosen rows, as labels.
+    fn whole_chosen(&self, step: &Forward<'_>, answers: &Tensor) -> Result<Tensor> {
         let ids = step.inputs.get(INPUT_IDS)?;
         let trace = ids.trace();
         let ignored = trace.full(IGNORED_LABEL as f64, ids.shape())?;
@@ -568,16 +576,13 @@ impl OddsRatio {
             Some(mask) => mask.select(ids, &ignored)?,
             None => ids.clone(),
         };
-        let mask = half_mask(&answers.lengths, 0)?.reshape(answers.lengths.dims())?;
+        let lengths = lengths(answers)?;
+        let mask = half_mask(&lengths, 0)?.reshape(lengths.dims())?;
         let is_chosen = mask
-            .mul(&answers.lengths)?
+            .mul(&lengths)?
             .compare_scalar(Comparison::Gt, 0.0)?
             .broadcast_in(ids.dims(), &[0])?;
-        let labels = next_tokens(&is_chosen.select(&labels, &ignored)?)?;
-        let logits = answers.predictions.logits.clone();
-        let predictions = Predictions::new(step.model, logits, labels);
-        let loss = predictions.sum(&predictions.cross_entropies()?)?;
-        Ok((loss.sum, loss.count))
+        Ok(is_chosen.select(&labels, &ignored)?)
     }
 }
 

@@ -58,14 +58,4 @@ fn import(path: &Path) {
     let _ = fs::remove_dir_all(store);
 }
 
-#[test]
-fn damaged_input_is_refused_by_every_reader() {
-    xtrain_fuzz::try_shortly(TARGETS);
-}
-
-/// Of `bin/soak fuzz`.
-#[test]
-#[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
-fn soak() {
-    xtrain_fuzz::soak(TARGETS);
-}
+xtrain_fuzz::tests!(TARGETS);

@@ -21,6 +21,8 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const GRAPH: &str = "graph";
 pub const LOWERING: &str = "lowering";
 const TARGET: &str = "target";
+/// What the calls of the CPU's target follow, in its text.
+const CALLS: &str = ", calls ";
 pub const DONATION: &str = "donation";
 const COMPILE_OPTIONS: &str = "compile options";
 /// The XLA library, where its compiler makes the code. An accelerator's code is its plugin's, and
@@ -347,6 +349,15 @@ pub fn describe_change(name: &str, old: &str, new: &str) -> String {
     if name == GRAPH || name == DONATION {
         return name.into();
     }
+    if name == TARGET {
+        // Of two processors, or of one that measured its kernels anew, the kernels are what differs.
+        let calls = |target: &str| target.find(CALLS).map(|at| target[at..].to_string());
+        let short = |target: &str| match calls(old) == calls(new) {
+            true => target.split(CALLS).next().unwrap_or_default().to_string(),
+            false => target.to_string(),
+        };
+        return format!("{name}: `{}` was `{}`", short(new), short(old));
+    }
     if name == CPU_FEATURES {
         let (old, new): (BTreeSet<&str>, BTreeSet<&str>) =
             (old.split(' ').collect(), new.split(' ').collect());
@@ -424,6 +435,18 @@ pub(super) mod tests {
         assert_eq!(
             describe_change("compiler", "b", "c"),
             "compiler: `c` was `b`"
+        );
+        assert_eq!(
+            describe_change(
+                "target",
+                "cpu, matmuls by avx512-bf16 and avx512-f32, calls gelu",
+                "cpu, matmuls by avx2-f32, calls gelu"
+            ),
+            "target: `cpu, matmuls by avx2-f32` was `cpu, matmuls by avx512-bf16 and avx512-f32`"
+        );
+        assert_eq!(
+            describe_change("target", "cpu, calls gelu", "cpu, calls norm"),
+            "target: `cpu, calls norm` was `cpu, calls gelu`"
         );
         assert_eq!(
             describe_change("CPU features", "avx sse2", "avx512f sse2"),

@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `read_through` (copies from a second store), `remote_store` (one in a bucket), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! of them), `kernel_speeds` (which CPU kernels are the fastest), `read_through` (copies from a second store), `remote_store` (one in a bucket), `aot_cache` (for a device that is not attached), `explain` (why not found), `program`
 //! (how a module is handed over). One process compiles a graph, the others wait
 //! (`checkpoint/lock.rs`).
 
@@ -18,6 +18,7 @@ mod explain;
 #[cfg(test)]
 mod fuzz;
 mod graph_cache;
+mod kernel_speeds;
 mod key;
 mod machine;
 mod program;

@@ -69,14 +69,4 @@ fn weights(path: &Path, name: &str) {
     }
 }
 
-#[test]
-fn damaged_input_is_refused_by_every_reader() {
-    xtrain_fuzz::try_shortly(TARGETS);
-}
-
-/// Of `bin/soak fuzz`.
-#[test]
-#[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
-fn soak() {
-    xtrain_fuzz::soak(TARGETS);
-}
+xtrain_fuzz::tests!(TARGETS);

@@ -13,9 +13,8 @@ use super::atomic;
 use super::error::{Error, Result};
 pub use super::json::{read_json, read_object, to_json_text, write_json};
 use super::shards::{self, Shards};
-use super::weights::{
-    ADAPTER_WEIGHTS_FILE, TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors,
-};
+use super::tensors::{TensorRef, write_safetensors};
+use super::weights::{ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 
 pub const CONFIG_FILE: &str = "config.json";
 /// The settings of an adapter of PEFT.

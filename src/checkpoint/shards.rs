@@ -1,7 +1,8 @@
 //! Weights in one file or, beyond a size, in several with an index, cut and named as transformers'
 //! `save_pretrained` does.
 
-use super::weights::{TensorRef, WEIGHTS_FILE, file_order};
+use super::tensors::{TensorRef, file_order};
+use super::weights::WEIGHTS_FILE;
 use serde_json::{Map, Value, json};
 
 /// Which tensors go into which file.

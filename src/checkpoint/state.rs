@@ -25,7 +25,8 @@ use super::optimizer::{
     self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, PeerWriters, Sink, write_hashed,
 };
 use super::pace::Pace;
-use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
+use super::tensors::{TensorRef, write_safetensors};
+use super::weights::{WEIGHTS_INDEX_FILE, Weights};
 use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";

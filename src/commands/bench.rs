@@ -4,16 +4,23 @@ use super::{Error, Outcome};
 use serde_json::Value;
 use std::time::Duration;
 use xtrain_config::BenchPlan;
-use xtrain_engine::{bench, profile};
+use xtrain_engine::{bench, bench_generation, profile};
 use xtrain_report::scaling::Exchange;
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, duration, exact};
 use xtrain_report::{out, outln};
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
-    let results = bench(&plan)?;
+    let generates = *plan.train.flags.generate;
+    let results = if generates {
+        bench_generation(&plan)?
+    } else {
+        bench(&plan)?
+    };
     if *plan.train.flags.json {
         outln!("{results}");
+    } else if generates {
+        out!("{}", table_of_generation(&results));
     } else {
         out!("{}", table(&results));
         if let Some(profile) = results.get("profile") {
@@ -52,6 +59,10 @@ fn table(results: &Value) -> String {
         ),
     );
     table.pair("precision", text("precision"));
+    let kernels = results["kernels"].as_array().into_iter().flatten();
+    for kernel in kernels.filter_map(Value::as_str) {
+        table.pair("kernel", kernel);
+    }
     let checkpointing = text("gradient_checkpointing");
     if checkpointing != "off" {
         table.pair("recomputed", checkpointing);
@@ -113,6 +124,61 @@ fn table(results: &Value) -> String {
             format!("{} in {kind} over {axis}", bytes(size)),
         );
     }
+    table.render()
+}
+
+/// The results of generating, for a person.
+fn table_of_generation(results: &Value) -> String {
+    let number = |name: &str| results[name].as_f64();
+    let milliseconds = |name: &str| {
+        let seconds = number(name).unwrap_or_default() / 1e3;
+        duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+    };
+    let rate = |name: &str| exact(number(name).unwrap_or_default().round() as u64);
+    let mut table = Table::pairs();
+    table.pair(
+        "prompt",
+        format!(
+            "{}, {} tokens/s",
+            milliseconds("prefill_ms"),
+            rate("prefill_tokens_per_s")
+        ),
+    );
+    table.pair(
+        "token",
+        format!(
+            "{} ({} to {})",
+            milliseconds("token_ms_median"),
+            milliseconds("token_ms_min"),
+            milliseconds("token_ms_max")
+        ),
+    );
+    table.pair("throughput", format!("{} tokens/s", rate("tokens_per_s")));
+    let read = [
+        "read_mb",
+        "read_gb_per_s",
+        "fraction_of_memory",
+        "memory_gb_per_s",
+    ]
+    .map(number);
+    if let [Some(megabytes), Some(read), Some(fraction), Some(memory)] = read {
+        table.pair(
+            "read",
+            format!(
+                "{} a token, {} GB/s, {:.0}% of the {} GB/s that the threads read from memory",
+                bytes((megabytes * 1e6) as u64),
+                significant(read),
+                100.0 * fraction,
+                significant(memory)
+            ),
+        );
+    }
+    table.pair(
+        "precision",
+        results["precision"].as_str().unwrap_or_default(),
+    );
+    let memory = (number("peak_rss_mb").unwrap_or_default() * 1e6) as u64;
+    table.pair("memory", format!("{} of the process", bytes(memory)));
     table.render()
 }
 

@@ -17,7 +17,8 @@ use xtrain_parallel::Mesh;
 use xtrain_report::outln;
 use xtrain_report::terminal::{Tone, paint};
 use xtrain_report::units::bytes;
-use xtrain_runtime::{Client, Library};
+use xtrain_runtime::{Client, KernelSpeed, Library};
+use xtrain_trainer::device::DeviceSettings;
 use xtrain_trainer::{device, matmul_peak};
 
 pub(super) use check::sum_of_squares;
@@ -28,7 +29,7 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     let mut report = Report::default();
     // A failure is among the lines.
     let _ = match plan.device.kind {
-        Device::Cpu => check_cpu(&mut report),
+        Device::Cpu => check_cpu(&mut report, settings, &plan.cache),
         Device::Cuda => cuda::check(&mut report, settings, &plan.cache),
         Device::Neuron => neuron::check(&mut report, settings),
     };
@@ -66,7 +67,11 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     }
 }
 
-fn check_cpu(report: &mut Report) -> Result<(), Failed> {
+fn check_cpu(
+    report: &mut Report,
+    settings: &DeviceSettings,
+    cache: &CacheSettings,
+) -> Result<(), Failed> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     report.line("processor", Ok(format!("{cores} cores")));
     let start = Instant::now();
@@ -82,11 +87,23 @@ fn check_cpu(report: &mut Report) -> Result<(), Failed> {
         .map_err(failed("starting the CPU plugin"));
     let found = plugin.map(|p| format!("PJRT C API {}.{}", p.api_version().0, p.api_version().1));
     report.check("CPU plugin", found)?;
+    let kernels = settings
+        .cpu_kernels(cache)
+        .map_err(failed("choosing the matmul kernels"));
+    report.check("matmul kernels", kernels.map(|kernels| describe(&kernels)))?;
     let opened = device::open_cpu(Mesh::single(), CacheSettings::in_memory());
     let mut session = report.device(opened, describe_cpu)?;
     let found = matmul_peak::measure_tflops(&mut session, Precision::F32, Duration::from_secs(1))
         .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
     report.check("matrix multiply", found.map_err(failed("measuring")))
+}
+
+fn describe(kernels: &[KernelSpeed]) -> String {
+    let texts: Vec<String> = kernels.iter().map(KernelSpeed::to_string).collect();
+    match &texts[..] {
+        [] => "none for this processor: matmuls are XLA's".to_string(),
+        texts => texts.join(", "),
+    }
 }
 
 fn describe_cpu(client: &Client) -> String {

@@ -10,6 +10,7 @@ use xtrain_engine::model::{parameter_count, trained_count};
 use xtrain_engine::precompile::PlannedGraph;
 use xtrain_engine::target::AotTarget;
 use xtrain_engine::task::TaskData;
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 use xtrain_parallel::schedule::bubble;
 use xtrain_parallel::{Axis, Placements, Stages};
@@ -19,6 +20,7 @@ use xtrain_report::units::{bytes, exact, flop};
 use xtrain_report::{out, outln};
 use xtrain_trainer::feed::BatchShape;
 use xtrain_trainer::fit::Footprint;
+use xtrain_trainer::run_loop::RunLength;
 use xtrain_trainer::settings::{Checkpointing, WeightStorage};
 use xtrain_trainer::step::TrainStep;
 use xtrain_trainer::trained::Trained;
@@ -43,11 +45,30 @@ pub(super) fn run(plan: RunPlan) -> Result<Outcome, Error> {
 fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error> {
     let known = run.length()?;
     let exchanged = run.exchanged()?;
-    let (plan, settings) = (&run.plan, &run.plan.train);
-    let model = &*run.loaded.model;
     let mut table = Table::pairs();
+    describe_model(&mut table, run);
+    if let Some((length, schedule)) = known {
+        describe_training(&mut table, run, &length, &schedule, exchanged);
+    }
+    if let Some(data) = &run.validation {
+        table.heading("evaluation");
+        describe_data(&mut table, data, &run.task);
+    }
+    out!("{}", table.render());
+    print_graphs(run, target.as_deref_mut())?;
+    print_memory(run, target)?;
+    outln!(
+        "\ndry run: nothing was trained or written to {}",
+        run.plan.train.output_dir.display()
+    );
+    Ok(())
+}
+
+/// The model: its size, what of it is trained and how it is held.
+fn describe_model(table: &mut Table, run: &Run) {
+    let model = &*run.loaded.model;
     table.heading("model");
-    table.pair("configuration", configuration(plan, model));
+    table.pair("configuration", configuration(&run.plan, model));
     table.pair("parameters", exact(parameter_count(model)));
     if run.loaded.trained != Trained::All {
         let count = exact(trained_count(model));
@@ -73,95 +94,103 @@ fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error>
     if let Some(labels) = run.task.labels() {
         table.pair("labels", labels.names().join(", "));
     }
-    if let Some((length, schedule)) = known {
-        let (mesh, shards) = (settings.mesh, settings.mesh.batch_shards());
-        let examples = settings.examples_per_step();
-        table.heading("training");
-        match &run.train {
-            Some(data) => describe_data(&mut table, data, &run.task),
-            None => {
-                let source = plan.task.source();
-                let files = source.train_files.len();
-                let buffer = exact(source.streaming.unwrap_or_default() as u64);
-                let text = format!("streamed from {files} files, {buffer} rows in the buffer");
-                table.pair("text", text);
-            }
-        }
-        let groups = match (mesh.tensor > 1 || mesh.stage > 1, shards) {
-            (true, 1) => " group of devices",
-            (true, _) => " groups of devices",
-            (false, 1) => " device",
-            (false, _) => " devices",
-        };
-        table.pair(
-            "examples per step",
-            format!(
-                "{examples} = {} per device x {} accumulated x {shards}{groups}",
-                settings.per_device_train_batch_size, *settings.flags.gradient_accumulation_steps,
-            ),
-        );
-        let shapes = run.shapes().train;
-        let longest = shapes.last().map_or(0, |shape| shape.tokens);
-        let most = if shapes.len() > 1 { "up to " } else { "" };
-        let tokens = exact((examples * longest) as u64);
-        table.pair("tokens per step", format!("{most}{tokens}"));
-        if run.train.is_some() {
-            table.pair("steps per epoch", exact(length.updates_per_epoch));
-        }
-        let tf32 = if plan.device.settings.tf32 {
-            ", those of f32 in TF32"
-        } else {
-            ""
-        };
-        table.pair("matrix products", format!("{}{tf32}", settings.precision));
-        let weights = match settings.optimizer.storage {
-            WeightStorage::F32 => None,
-            WeightStorage::Bf16WithMasters => Some("bfloat16, with float32 copies"),
-            WeightStorage::Bf16 => Some("bfloat16, as is the optimizer's state"),
-        };
-        if let Some(weights) = weights {
-            table.pair("weights", weights);
-        }
-        if settings.checkpointing != Checkpointing::Off {
-            let kept = format!("activations ({})", settings.checkpointing);
-            table.pair("computed twice", kept);
-        }
-        if *settings.flags.sequence_parallel {
-            let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
-            table.pair("tokens", format!("{part} on each device"));
-        }
-        let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
-        table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
-        let largest = shapes.iter().map(|shape| work(model, shape));
-        let microbatches = *settings.flags.gradient_accumulation_steps * shards;
-        let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
-        table.pair("work per step", format!("{most}{work}"));
-        let placements = run.session.placements();
-        if let Some(stages) = placements.stages() {
-            let step = run.execution().recorded_step(model, &run.task.objective);
-            describe_stages(&mut table, plan, stages, &step, placements);
-        }
-        for axis in Axis::ALL {
-            if let Some(groups) = mesh.groups(&[axis]) {
-                table.pair(format!("{axis} groups"), format!("{groups:?}"));
-            }
-        }
-        for Exchange {
-            kind,
-            axis,
-            bytes: size,
-        } in exchanged
-        {
-            let exchanged = format!("{most}{} in {kind} over {axis}", bytes(size));
-            table.pair("exchanged per step", exchanged);
-        }
-    }
-    if let Some(data) = &run.validation {
-        table.heading("evaluation");
-        describe_data(&mut table, data, &run.task);
-    }
-    out!("{}", table.render());
+}
 
+/// The training: its data, steps, work, and what its devices hold and exchange.
+fn describe_training(
+    table: &mut Table,
+    run: &Run,
+    length: &RunLength,
+    schedule: &Schedule,
+    exchanged: Vec<Exchange>,
+) {
+    let (plan, settings) = (&run.plan, &run.plan.train);
+    let model = &*run.loaded.model;
+    let (mesh, shards) = (settings.mesh, settings.mesh.batch_shards());
+    let examples = settings.examples_per_step();
+    table.heading("training");
+    match &run.train {
+        Some(data) => describe_data(table, data, &run.task),
+        None => {
+            let source = plan.task.source();
+            let files = source.train_files.len();
+            let buffer = exact(source.streaming.unwrap_or_default() as u64);
+            let text = format!("streamed from {files} files, {buffer} rows in the buffer");
+            table.pair("text", text);
+        }
+    }
+    let groups = match (mesh.tensor > 1 || mesh.stage > 1, shards) {
+        (true, 1) => " group of devices",
+        (true, _) => " groups of devices",
+        (false, 1) => " device",
+        (false, _) => " devices",
+    };
+    table.pair(
+        "examples per step",
+        format!(
+            "{examples} = {} per device x {} accumulated x {shards}{groups}",
+            settings.per_device_train_batch_size, *settings.flags.gradient_accumulation_steps,
+        ),
+    );
+    let shapes = run.shapes().train;
+    let longest = shapes.last().map_or(0, |shape| shape.tokens);
+    let most = if shapes.len() > 1 { "up to " } else { "" };
+    let tokens = exact((examples * longest) as u64);
+    table.pair("tokens per step", format!("{most}{tokens}"));
+    if run.train.is_some() {
+        table.pair("steps per epoch", exact(length.updates_per_epoch));
+    }
+    let tf32 = if plan.device.settings.tf32 {
+        ", those of f32 in TF32"
+    } else {
+        ""
+    };
+    table.pair("matrix products", format!("{}{tf32}", settings.precision));
+    let weights = match settings.optimizer.storage {
+        WeightStorage::F32 => None,
+        WeightStorage::Bf16WithMasters => Some("bfloat16, with float32 copies"),
+        WeightStorage::Bf16 => Some("bfloat16, as is the optimizer's state"),
+    };
+    if let Some(weights) = weights {
+        table.pair("weights", weights);
+    }
+    if settings.checkpointing != Checkpointing::Off {
+        let kept = format!("activations ({})", settings.checkpointing);
+        table.pair("computed twice", kept);
+    }
+    if *settings.flags.sequence_parallel {
+        let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
+        table.pair("tokens", format!("{part} on each device"));
+    }
+    let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
+    table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
+    let largest = shapes.iter().map(|shape| work(model, shape));
+    let microbatches = *settings.flags.gradient_accumulation_steps * shards;
+    let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
+    table.pair("work per step", format!("{most}{work}"));
+    let placements = run.session.placements();
+    if let Some(stages) = placements.stages() {
+        let step = run.execution().recorded_step(model, &run.task.objective);
+        describe_stages(table, plan, stages, &step, placements);
+    }
+    for axis in Axis::ALL {
+        if let Some(groups) = mesh.groups(&[axis]) {
+            table.pair(format!("{axis} groups"), format!("{groups:?}"));
+        }
+    }
+    for Exchange {
+        kind,
+        axis,
+        bytes: size,
+    } in exchanged
+    {
+        let exchanged = format!("{most}{} in {kind} over {axis}", bytes(size));
+        table.pair("exchanged per step", exchanged);
+    }
+}
+
+/// Compiles the graphs, and prints a table of them with their memory.
+fn print_graphs(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let mut table = Table::new("llrrrr");
     table.row([
         "graph",
@@ -171,7 +200,7 @@ fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error>
         "temporaries",
         "peak per device",
     ]);
-    let graphs = run.planned(target.as_deref_mut())?;
+    let graphs = run.planned(target)?;
     for graph in &graphs {
         let memory = graph.memory;
         let cached = if graph.loaded { " (cached)" } else { "" };
@@ -186,6 +215,11 @@ fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error>
     }
     out!("\n{}", table.render());
     print_bounds(&graphs);
+    Ok(())
+}
+
+/// Prints what a device holds: by stage in a pipeline, and against a budget where one is given.
+fn print_memory(run: &mut Run, target: Option<&mut AotTarget>) -> Result<(), Error> {
     let is_pipeline = run.plan.train.mesh.stage > 1;
     if is_pipeline || run.plan.memory.is_some() {
         let found = run.footprints(target)?;
@@ -213,10 +247,6 @@ fn print(run: &mut Run, mut target: Option<&mut AotTarget>) -> Result<(), Error>
             );
         }
     }
-    outln!(
-        "\ndry run: nothing was trained or written to {}",
-        run.plan.train.output_dir.display()
-    );
     Ok(())
 }
 

@@ -98,6 +98,7 @@ pub fn new(flags: &Flags) -> Option<LoraConfig> {
         layers: flags.layers_to_transform.clone().unwrap_or_default(),
         tokens: flags.trainable_token_indices.clone().unwrap_or_default(),
         layers_pattern: flags.layers_pattern.clone(),
+        ties: *flags.ensure_weight_tying,
     })
 }
 

@@ -140,6 +140,7 @@ pub mod sets {
         TRAIN_EVAL_CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),
         PREDICT_CLS = Predict(Cls),
+        PREDICT_REWARD = Predict(Reward),
         TOKEN_CLS = Train(TokenCls) | Eval(TokenCls) | Compile(TokenCls) | Fit(TokenCls)
             | Predict(TokenCls),
         /// A training run, and what prepares one, of tasks whose rows have labels.
@@ -309,6 +310,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         "eval token-cls",
         "Loss, precision, recall, F1 and accuracy (seqeval's) of a classifier of words",
         "xtrain eval token-cls --model_name_or_path out --validation_file test.conll",
+    ),
+    info(
+        Predict(Reward),
+        "predict reward",
+        "Score texts and conversations with a reward model, into a CSV file",
+        "xtrain predict reward --model_name_or_path out --test_file answers.jsonl --output_file scores.csv",
     ),
     info(
         Predict(Cls),

@@ -3,6 +3,7 @@
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
+use super::command::sets::TRAINING;
 use super::command::{CommandName, TaskName};
 use super::error::{Origin, UsageError};
 use super::file_format::{Entry, Scalar, decoded, read_json, read_toml, read_yaml};
@@ -64,9 +65,35 @@ fn is_remembered(name: &str, command: CommandName) -> bool {
     QUANTIZATION.contains(&name) || is_of_data && (name != "loss_type" || is_sft)
 }
 
+/// Notes that an adapter whose training held its model in few bits is trained on with the whole one.
+fn note_other_quantization(flags: &mut Flags) {
+    let adapter = flags.adapter_name_or_path.clone();
+    let Some(path) = adapter.or(flags.model_name_or_path.clone()) else {
+        return;
+    };
+    let path = path.join(DATA_SETTINGS_FILE);
+    let is_asked = flags.load_in_4bit.is_given() || flags.load_in_8bit.is_given();
+    if is_asked || !path.is_file() {
+        return;
+    }
+    // Training needs nothing of the file.
+    for entry in entries(&path).unwrap_or_default() {
+        let (name, value) = (entry.key, decoded(entry.value));
+        if name.starts_with("load_in_") && matches!(value, Scalar::Text(text) if text == "true") {
+            flags.notes.push(format!(
+                "the adapter was trained with --{name} ({}), and goes on here with its model as it is; add --{name} to train as before",
+                path.display()
+            ));
+        }
+    }
+}
+
 /// Adds what the model's training was given of its data to the settings of an evaluation or a
 /// prediction, which win.
 pub fn recall(flags: &mut Flags) {
+    if TRAINING.contains(flags.command) {
+        return note_other_quantization(flags);
+    }
     if !matches!(
         flags.command,
         CommandName::Eval(_) | CommandName::Predict(_) | CommandName::Generate
@@ -417,6 +444,33 @@ mod tests {
             Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default())
                 .replace(&format!("{}/", dir.path().display()), "")),
         }
+    }
+
+    #[test]
+    fn an_adapter_of_a_quantized_model_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = dir.path().join(DATA_SETTINGS_FILE);
+        std::fs::write(&settings, "{\"load_in_4bit\": \"true\"}").unwrap();
+        let notes = |is_quantized: Option<bool>| {
+            let mut flags = Flags::new(CommandName::Train(TaskName::Sft));
+            flags
+                .adapter_name_or_path
+                .set(Some(dir.path().to_path_buf()));
+            if let Some(is_quantized) = is_quantized {
+                flags.load_in_4bit.set(is_quantized);
+            }
+            recall(&mut flags);
+            assert!(flags.mistakes.is_empty(), "{:?}", flags.mistakes);
+            flags.notes
+        };
+        let [note] = &notes(None)[..] else {
+            panic!("one note is expected")
+        };
+        assert!(
+            note.ends_with("add --load_in_4bit to train as before"),
+            "{note}"
+        );
+        assert!(notes(Some(true)).is_empty() && notes(Some(false)).is_empty());
     }
 
     /// What TRL 1.16's SFTConfig writes besides where nobody set anything.

@@ -28,6 +28,7 @@ macro_rules! sections {
 /// says otherwise ([`Section::is_agreed`]). Two flags of different commands may share a
 /// name; their fields then differ.
 macro_rules! flags {
+    ({ $($sections:tt)+ }) => { flags! { $($sections)+ } };
     ($( $section:ident { $(
         $(#[doc = $help:literal])+
         $field:ident: $kind:ty $(= $default:literal)?, $($commands:ident)|+

@@ -3,7 +3,7 @@
 
 use super::choices::{GlueTask, LossType, SaveStrategy};
 use super::command::TaskName;
-use super::command::sets::{LABELLED, PREFERENCES, SFT, TRAIN_EVAL, TRAINING};
+use super::command::sets::{LABELLED, PREDICT, PREFERENCES, SFT, TRAIN_EVAL, TRAINING};
 use super::derived::local_files;
 use super::flags::Flags;
 use super::plan::{ConfigSource, ModelSource, TaskPlan};
@@ -18,7 +18,7 @@ use xtrain_models::{Quantization, preset_name};
 use xtrain_tasks::answers::{AnswerSettings, Form};
 use xtrain_tasks::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, PreferenceDataSettings, PreferenceLoss,
-    SftDataSettings, TokenClsDataSettings,
+    ScoreDataSettings, SftDataSettings, TokenClsDataSettings,
 };
 use xtrain_trainer::settings::{BestRule, EarlyStopping};
 
@@ -111,6 +111,10 @@ pub fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             fits_data: fits_data(flags),
         }),
         TaskName::Dpo => preferences(flags, Form::Pairs, preference::dpo(flags)),
+        TaskName::Reward if PREDICT.contains(flags.command) => {
+            let answers = answers(flags, Form::Alone);
+            TaskPlan::Scores(ScoreDataSettings { answers })
+        }
         TaskName::Reward => {
             let loss = PreferenceLoss::Reward(preference::reward(flags));
             preferences(flags, Form::Scored, loss)

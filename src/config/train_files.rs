@@ -1,12 +1,12 @@
-//! What `--train_file` may name besides files: a folder with the files of a data set, and files with
-//! weights, `a.jsonl:0.7 b.jsonl:0.3`, which are mixed. A file that is there under the whole of such a
-//! name is that file.
+//! What `--train_file` may name besides files: a folder with the files of a data set, files with
+//! weights, `a.jsonl:0.7 b.jsonl:0.3`, which are mixed, and, as the other sets too, wildcards. A file that
+//! is there under the whole of such a name is that file.
 
 use super::command::sets::{PREFERENCES, SFT};
 use super::error::UsageError;
 use super::flags::Flags;
 use std::path::{Path, PathBuf};
-use xtrain_data::remote;
+use xtrain_data::{Error as DataError, remote};
 use xtrain_hub::{self as hub, DatasetFiles};
 
 /// Puts the files of a folder, and files without their weights, in the place of what was named.
@@ -20,7 +20,86 @@ pub fn apply(flags: &mut Flags) {
         folder(flags, &dir);
     } else {
         weights(flags);
+        wildcards(flags);
     }
+}
+
+/// Puts the files that a wildcard stands for in its place, in the order of their names: here and in a
+/// bucket, as datasets' `data_files` has it.
+fn wildcards(flags: &mut Flags) {
+    let Flags {
+        train_file,
+        validation_file,
+        test_file,
+        notes,
+        mistakes,
+        ..
+    } = flags;
+    for files in [train_file, validation_file, test_file] {
+        if !files.iter().any(|path| stands_for_others(path)) {
+            continue;
+        }
+        let mut found = Vec::new();
+        for path in files.iter() {
+            if !stands_for_others(path) {
+                found.push(path.clone());
+                continue;
+            }
+            let listed = if remote::is_url(path) {
+                remote::listed(path)
+            } else {
+                here(path)
+            };
+            match listed {
+                Ok(listed) => {
+                    notes.push(format!("{}: {} files", path.display(), listed.len()));
+                    found.extend(listed);
+                }
+                Err(error) => mistakes.push(UsageError::illegal(
+                    format!("--{}: {error}", files.name()),
+                    "name the files themselves",
+                )),
+            }
+        }
+        files.set(found);
+    }
+    if !flags.weights.is_empty() && flags.weights.len() != flags.train_file.len() {
+        flags.mistakes.push(UsageError::illegal(
+            "--train_file: a wildcard stands for several files, and has one weight",
+            "give each file its share of the examples, as a.jsonl:0.7 b.jsonl:0.3",
+        ));
+    }
+}
+
+/// Whether a name is no file's but has a wildcard, or is a folder of a bucket.
+fn stands_for_others(path: &Path) -> bool {
+    let text = path.to_str().unwrap_or_default();
+    if remote::is_url(path) {
+        return text.contains('*') || text.ends_with('/');
+    }
+    text.contains(['*', '?', '[']) && !path.exists()
+}
+
+/// The files of this machine that a pattern matches; none that is hidden.
+fn here(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let bad = |reason: String| DataError::BadPattern {
+        pattern: pattern.to_path_buf(),
+        reason,
+    };
+    let options = glob::MatchOptions {
+        require_literal_separator: true,
+        require_literal_leading_dot: true,
+        ..Default::default()
+    };
+    let text = pattern.to_str().unwrap_or_default();
+    let paths = glob::glob_with(text, options).map_err(|error| bad(error.msg.into()))?;
+    let paths: Result<Vec<PathBuf>, _> = paths.collect();
+    let mut paths = paths.map_err(|error| bad(error.to_string()))?;
+    paths.retain(|path| path.is_file());
+    if paths.is_empty() {
+        return Err(bad("there is no such file".into()));
+    }
+    Ok(paths)
 }
 
 /// The files of a folder by the words that `datasets` and mlx_lm go by. What is not given and the folder
@@ -203,5 +282,33 @@ mod tests {
             std::fs::write(two.path().join(name), "x").unwrap();
         }
         assert_eq!(applied(&[two.path().into()]).mistakes.len(), 1);
+    }
+
+    #[test]
+    fn wildcards_stand_for_files() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            "part-2.jsonl",
+            "part-1.jsonl",
+            ".part-0.jsonl",
+            "other.txt",
+            "deep",
+        ] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(dir.path().join("part-3.jsonl")).unwrap();
+        let found = here(&dir.path().join("part-*.jsonl")).unwrap();
+        let names: Vec<_> = found.iter().map(|path| path.file_name().unwrap()).collect();
+        assert_eq!(names, ["part-1.jsonl", "part-2.jsonl"]);
+        let error = here(&dir.path().join("none-*.jsonl"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("there is no such file"), "{error}");
+        // A file of that very name is meant.
+        std::fs::write(dir.path().join("a[1].txt"), "").unwrap();
+        assert!(!stands_for_others(&dir.path().join("a[1].txt")));
+        assert!(stands_for_others(Path::new("s3://bucket/part-*.jsonl")));
+        assert!(stands_for_others(Path::new("s3://bucket/dir/")));
+        assert!(!stands_for_others(Path::new("s3://bucket/a?.jsonl")));
     }
 }

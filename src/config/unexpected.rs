@@ -145,10 +145,10 @@ fn task(
         // Predictions are labels.
         Some(Ok(task)) => {
             return refuse(match task {
-                TaskName::Mlm => format!("`xtrain {verb}` is for {}", known.join(" and ")),
+                TaskName::Mlm => format!("`xtrain {verb}` is for {}", known.join(", ")),
                 _ => format!(
                     "`xtrain {verb}` is for {}; texts are continued by `xtrain generate`",
-                    known.join(" and ")
+                    known.join(", ")
                 ),
             });
         }

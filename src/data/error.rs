@@ -108,6 +108,9 @@ pub enum Error {
     #[error("{} cannot be read: {reason}", url.display())]
     BadUrl { url: PathBuf, reason: String },
 
+    #[error("{} stands for no files: {reason}", pattern.display())]
+    BadPattern { pattern: PathBuf, reason: String },
+
     #[error("{} was not found: the server answered 404. Check the address", url.display())]
     NoObject { url: PathBuf },
 

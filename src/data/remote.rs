@@ -1,5 +1,6 @@
-//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`), GCS (`gs://BUCKET/KEY`) and on web
-//! servers (`http://`, `https://`), read a piece at a time through the object_store crate.
+//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`), GCS (`gs://BUCKET/KEY`), Azure
+//! (`az://CONTAINER/KEY`) and on web servers (`http://`, `https://`), read a piece at a time through the
+//! object_store crate.
 //!
 //! Everything async stays in here: each object has a runtime of its own, on the thread that reads,
 //! for one request at a time. A piece that does not arrive is asked for again, with growing pauses;
@@ -34,8 +35,8 @@ const RETRIES: usize = 4;
 
 /// Schemes that are recognized with a single slash too, which is what a program leaves of a URL that
 /// it normalizes as a path.
-const KNOWN_SCHEMES: [&str; 15] = [
-    "abfs", "abfss", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "http", "https", "s3", "s3a",
+const KNOWN_SCHEMES: [&str; 16] = [
+    "abfs", "abfss", "az", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "http", "https", "s3", "s3a",
     "s3n", "wasb", "wasbs",
 ];
 
@@ -84,7 +85,7 @@ fn parse(path: &Path) -> Result<Url> {
     };
     let url = Url::parse(text).map_err(|error| bad(format!("it is not a URL ({error})")))?;
     match url.scheme() {
-        "s3" | "gs" | "http" | "https" => {}
+        scheme if xtrain_objects::SCHEMES.contains(&scheme) => {}
         "file" => {
             return Err(bad(
                 "it names no file of this machine; give file:///PATH, or the path alone"
@@ -93,7 +94,7 @@ fn parse(path: &Path) -> Result<Url> {
         }
         other => {
             return Err(bad(format!(
-                "{other}:// is not supported; s3://BUCKET/KEY, gs://BUCKET/KEY, https://, http:// and file:// are read"
+                "{other}:// is not supported; s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://, http:// and file:// are read"
             )));
         }
     }
@@ -115,6 +116,62 @@ fn parse(path: &Path) -> Result<Url> {
     }
 }
 
+/// The objects that an address stands for, in the order of their names: `s3://BUCKET/DIR/part-*.jsonl`, or
+/// `s3://BUCKET/DIR/` for all that lies right below. Neither hidden ones nor empty marks of folders.
+///
+/// # Errors
+/// There is none, or the server does not list.
+pub fn listed(address: &Path) -> Result<Vec<PathBuf>> {
+    let bad = |reason: &str| Error::BadPattern {
+        pattern: address.to_path_buf(),
+        reason: reason.into(),
+    };
+    let text = address.to_str().unwrap_or_default();
+    let (folder, last) = text.rsplit_once('/').unwrap_or(("", text));
+    let scheme = scheme(address).unwrap_or_default();
+    if !["s3", "gs", "az"].contains(&scheme) {
+        return Err(bad("only buckets list their files"));
+    }
+    if folder.contains('*') {
+        return Err(bad("a wildcard stands in the last part of the address"));
+    }
+    let last = if last.is_empty() { "*" } else { last };
+    let pattern = glob::Pattern::new(last).map_err(|error| bad(error.msg))?;
+    let url = Url::parse(&format!("{folder}/")).map_err(|_| bad("it is not a URL"))?;
+    let (store, prefix) = client(&url, &effort()).map_err(|error| explain(address, error))?;
+    let runtime = runtime(address)?;
+    let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
+    let listed = runtime.block_on(store.list_with_delimiter(prefix));
+    let listed = listed.map_err(|error| explain(address, error))?.objects;
+    let named = |meta: &ObjectMeta| {
+        let name = meta.location.filename()?;
+        let is_data = meta.size > 0 && !name.starts_with('.') && pattern.matches(name);
+        let mut file = url.clone();
+        let mut segments = file.path_segments_mut().ok().filter(|_| is_data)?;
+        segments.pop_if_empty().push(name);
+        drop(segments);
+        Some(PathBuf::from(file.as_str()))
+    };
+    let mut found: Vec<PathBuf> = listed.iter().filter_map(named).collect();
+    found.sort();
+    if found.is_empty() {
+        return Err(bad("no object there has such a name"));
+    }
+    Ok(found)
+}
+
+/// A runtime for one request at a time.
+fn runtime(url: &Path) -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    runtime.map_err(|source| Error::Io {
+        doing: "start reading",
+        path: url.to_path_buf(),
+        source,
+    })
+}
+
 /// An object that has been found, and is read in pieces.
 pub(super) struct Remote {
     url: PathBuf,
@@ -130,15 +187,7 @@ impl Remote {
     /// Asks the server what there is.
     pub fn open(url: &Path) -> Result<Remote> {
         let (store, path) = store(url)?;
-        let start = |source| Error::Io {
-            doing: "start reading",
-            path: url.to_path_buf(),
-            source,
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .map_err(start)?;
+        let runtime = runtime(url)?;
         let options = GetOptions {
             head: true,
             ..GetOptions::default()
@@ -262,15 +311,17 @@ impl Read for RemoteReader {
 
 /// Who serves a URL, and under which name.
 fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)> {
-    let url = parse(path)?;
+    client(&parse(path)?, &effort()).map_err(|error| explain(path, error))
+}
+
+fn effort() -> Effort {
     let variable = std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok();
-    let effort = Effort {
+    Effort {
         patience: patience(variable.as_deref()),
         whole: None,
         retries: RETRIES,
         retry_timeout: Duration::from_secs(180),
-    };
-    client(&url, &effort).map_err(|error| explain(path, error))
+    }
 }
 
 /// What went wrong, in the user's words.
@@ -308,6 +359,9 @@ fn access_hint(url: &Path) -> &'static str {
              AWS_SKIP_SIGNATURE=true for a public bucket"
     } else if url.starts_with("gs:") {
         "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+    } else if url.starts_with("az:") {
+        "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or AZURE_SKIP_SIGNATURE=true for a \
+             public container"
     } else {
         "only files that anybody may read can be streamed over HTTP; download this one first"
     }

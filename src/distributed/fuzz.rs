@@ -11,14 +11,4 @@ const TARGETS: &[Target] = &[Target {
     read: |_, bytes| read_frames(bytes),
 }];
 
-#[test]
-fn damaged_input_is_refused_by_every_reader() {
-    xtrain_fuzz::try_shortly(TARGETS);
-}
-
-/// Of `bin/soak fuzz`.
-#[test]
-#[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
-fn soak() {
-    xtrain_fuzz::soak(TARGETS);
-}
+xtrain_fuzz::tests!(TARGETS);

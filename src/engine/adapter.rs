@@ -78,6 +78,12 @@ pub fn served(adapter: &Adapter, model: &dyn Model) -> String {
     if config.bias != AdapterBias::None || config.lora_bias {
         reasons.push("it takes no biases".to_string());
     }
+    if adapter
+        .layers()
+        .any(|(name, _)| adapter.tied_table(name).is_some())
+    {
+        reasons.push("it does not tie the head's part to that of the embeddings".to_string());
+    }
     if !config.tokens.is_empty() {
         reasons.push("it takes no trained tokens".to_string());
     }

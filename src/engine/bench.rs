@@ -1,6 +1,7 @@
 //! Timing training steps on random tokens, beside the device's peak FLOP/s.
 
 use super::batches::BatchForm;
+use super::device::cpu_kernels;
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::execution::Execution;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use xtrain_config::{BenchPlan, ModelSource};
 use xtrain_data::batch::{Batch, HostLabels};
 use xtrain_graphs::Precision;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::{Config, HeadKind, IGNORED_LABEL, MaskedToken, NextToken, Objective};
 use xtrain_report::memory::{cpu_time, peak_rss};
 use xtrain_report::scaling::Exchange;
@@ -55,12 +56,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     ];
     let mut session = execution.session(model, origin("bench", model, &shape))?;
     let total = (*flags.warmup + *flags.steps) as u64;
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: plan.train.optimizer.learning_rate,
-        warmup: 0,
-        total,
-    };
+    let schedule = Schedule::constant(plan.train.optimizer.learning_rate);
     let train_step = execution.step(model, &objective, schedule);
     let form = form(plan, objective.clone());
     let shapes = RunShapes {
@@ -132,6 +128,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let mut results = json!({
         "precision": plan.train.precision.to_string(),
         "gradient_checkpointing": plan.train.checkpointing.to_string(),
+        "kernels": cpu_kernels(&plan.device, &plan.cache),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
@@ -163,7 +160,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
 
 /// The model, and what it learns: encoders masked tokens, decoders the next one, whatever else the model
 /// was saved for.
-fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
+pub(super) fn model(plan: &BenchPlan) -> Result<(LoadedModel, Arc<dyn Objective>), Error> {
     let flags = &plan.train.flags;
     let mut read = ModelConfig::read(&plan.model, None)?;
     if let ModelSource::Scratch { overrides, .. } = &plan.model {

@@ -35,7 +35,7 @@ pub fn open_device(
             settings.set_cpu_threads();
             let group = join(settings)?;
             settings
-                .cpu_target()
+                .cpu_target(cache)
                 .and_then(|target| {
                     device::open_cpu_among(group.as_ref(), mesh, cache.clone(), target)
                 })
@@ -54,6 +54,16 @@ pub fn open_device(
                 .map_err(failed("opening the Neuron device"))
         }
     }
+}
+
+/// The matmul kernels of a run on the CPU with what they reach, for bf16 first; none on other devices, with
+/// `--cpu_kernels xla`, and where the library cannot be asked, which opening the device says.
+pub fn cpu_kernels(device: &DevicePlan, cache: &CacheSettings) -> Vec<String> {
+    let kernels = match device.kind {
+        Device::Cpu => device.settings.cpu_kernels(cache).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    kernels.iter().map(ToString::to_string).collect()
 }
 
 /// Joins the other processes of the run, if there are any.

@@ -8,7 +8,7 @@ use super::error::{Error, failed};
 use std::sync::Arc;
 use xtrain_cache::{CacheSettings, Origin};
 use xtrain_config::{Device, DevicePlan, TrainSettings};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::{Model, Objective};
 use xtrain_parallel::Mesh;
 use xtrain_trainer::device::DeviceSettings;
@@ -94,12 +94,7 @@ impl Execution {
         model: &'m dyn Model,
         objective: &Arc<dyn Objective>,
     ) -> TrainStep<'m> {
-        let schedule = Schedule {
-            kind: ScheduleKind::Constant,
-            peak: 0.0,
-            warmup: 0,
-            total: 0,
-        };
+        let schedule = Schedule::constant(0.0);
         self.step(model, objective, schedule)
     }
 }

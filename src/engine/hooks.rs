@@ -4,7 +4,6 @@ use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::process;
 use super::task::TaskData;
-use std::time::Duration;
 use xtrain_checkpoint::TrainingState;
 use xtrain_checkpoint::hf::TrainerState;
 use xtrain_config::{RunPlan, TrainSettings};
@@ -21,9 +20,6 @@ use xtrain_trainer::run_loop::{Hook, Progress};
 use xtrain_trainer::session::Session;
 use xtrain_trainer::settings::EvaluationTimes;
 use xtrain_trainer::{matmul_peak, replicas};
-
-/// For measuring the device's peak FLOP/s at the start of a run.
-const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
 
 /// What the hooks of a run's own are made of.
 pub(super) struct OwnHooks<'h> {
@@ -53,8 +49,8 @@ impl<'h> OwnHooks<'h> {
         let settings = &plan.train;
         let flags = &settings.flags;
         let telemetry = telemetry_hook(plan, session, start);
-        let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
-            .map_err(failed("measuring the matrix-multiply ceiling"))?;
+        let peak = matmul_peak::tflops(session, settings.precision, &plan.cache)
+            .map_err(failed("measuring the matmul peak"))?;
         if ProcessGroup::this_writes() {
             telemetry.describe(process::describe(plan, session, model, peak));
         }

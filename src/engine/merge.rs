@@ -337,13 +337,21 @@ impl<'m> Merger<'m> {
         module: &str,
         layer: &LoraLayer,
     ) -> Result<Vec<f32>, String> {
-        let names = if layer.is_embedding {
-            ["lora_embedding_A", "lora_embedding_B"]
-        } else {
-            ["lora_A.weight", "lora_B.weight"]
-        };
-        let (a, b) = (self.read(module, names[0])?, self.read(module, names[1])?);
         let rank = layer.rank;
+        let (a, b) = match self.adapter.tied_table(module) {
+            Some(table) => (
+                transposed(&self.read(table, "lora_embedding_B")?, rank),
+                transposed(&self.read(table, "lora_embedding_A")?, shape.dims[0]),
+            ),
+            None if layer.is_embedding => (
+                self.read(module, "lora_embedding_A")?,
+                self.read(module, "lora_embedding_B")?,
+            ),
+            None => (
+                self.read(module, "lora_A.weight")?,
+                self.read(module, "lora_B.weight")?,
+            ),
+        };
         let (outputs, inputs) = (b.len() / rank, a.len() / rank);
         // A Conv1D's matrix and a table of tokens are the other way round.
         let is_transposed = layer.is_embedding || layer.is_conv1d;
@@ -398,6 +406,12 @@ impl<'m> Merger<'m> {
         }
         Ok(values)
     }
+}
+
+/// A matrix of so many columns, transposed.
+fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
+    let column = |column: usize| matrix.iter().skip(column).step_by(columns).copied();
+    (0..columns).flat_map(column).collect()
 }
 
 impl Fetch for Merger<'_> {

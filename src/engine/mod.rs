@@ -7,13 +7,14 @@
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
-//! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
+//! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`, `bench_generate`.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod adapter;
 pub mod batches;
 mod bench;
+mod bench_generate;
 pub mod device;
 mod error;
 mod evaluate;
@@ -42,6 +43,7 @@ mod train;
 mod training_data;
 
 pub use bench::bench;
+pub use bench_generate::bench_generation;
 pub use error::{Error, Outcome, failed};
 pub use execution::Execution;
 pub use generate::Generator;

@@ -1,5 +1,6 @@
 //! What this process is, for its telemetry.
 
+use super::device::cpu_kernels;
 use super::model::parameter_count;
 use xtrain_config::{RunPlan, without_secrets};
 use xtrain_distributed::environment;
@@ -43,6 +44,7 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
             .addressable_devices()
             .next()
             .map_or(String::new(), |device| device.kind().to_string()),
+        kernels: cpu_kernels(&plan.device, &plan.cache),
         devices: session.mesh().devices(),
         processes,
         instances: member.map_or(1, |member| processes.div_ceil(member.local_world.max(1))),

@@ -462,8 +462,8 @@ impl TaskData {
         outputs: &[Vec<f32>],
         include_text: bool,
     ) -> Result<Vec<(String, String)>, Error> {
-        let labelled = self.plan.labelled();
-        let labelled = labelled.expect("only tasks with labels predict, which `config` sees to");
+        let task = self.plan.predicting();
+        let task = task.expect("only tasks that predict are asked to, which `config` sees to");
         let samples = tasks::test_samples(&*self.plan, &self.context, split)
             .map_err(failed("reading the test set"))?;
         let predicted = Predicted {
@@ -473,11 +473,11 @@ impl TaskData {
             include_text,
         };
         let (name, half) = match split {
-            Split::TestMismatched => (labelled.prediction_file().replace('.', "_mm."), "-mm"),
-            _ => (labelled.prediction_file().to_string(), ""),
+            Split::TestMismatched => (task.prediction_file().replace('.', "_mm."), "-mm"),
+            _ => (task.prediction_file().to_string(), ""),
         };
-        let usual = (name, labelled.predictions(&predicted));
-        let script = labelled.script_predictions(&predicted, half);
+        let usual = (name, task.predictions(&predicted));
+        let script = task.script_predictions(&predicted, half);
         Ok(std::iter::once(usual).chain(script).collect())
     }
 

@@ -1,6 +1,7 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
 use super::adapter;
+use super::device::cpu_kernels;
 use super::error::{Error, Outcome, failed};
 use super::hooks::OwnHooks;
 use super::model::{LoadedModel, load_saved, parameter_count, trained_count};
@@ -114,12 +115,7 @@ impl Run {
             }
             state.log.track(trackers);
         }
-        let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
-        if stopped_early {
-            errln!(
-                "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
-            );
-        }
+        let stopped_early = stopped_early(&state);
         let saved = extra_state
             .iter()
             .filter(|state| state.saved && !*flags.save_only_model);
@@ -291,6 +287,17 @@ impl Run {
         resume::note_trained(&mut identity, &self.loaded);
         identity
     }
+}
+
+/// Whether the checkpoint is of a run that stopped early, which a note says.
+fn stopped_early(state: &RunState) -> bool {
+    let stopped = state.best.as_ref().is_some_and(Best::should_stop);
+    if stopped {
+        errln!(
+            "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience continues it)"
+        );
+    }
+    stopped
 }
 
 /// Starts to make the graphs of training.
@@ -487,6 +494,10 @@ fn header(
         format!("batch     {batch} = {all} examples a step"),
         format!("steps     {steps}{epochs}{resumed}"),
     ];
+    let kernels = cpu_kernels(&plan.device, &plan.cache);
+    if !kernels.is_empty() {
+        lines.push(format!("kernels   {}", kernels.join(", ")));
+    }
     lines.extend(classes.filter(|map| !map.are_numbers()).map(labels));
     if !std::io::stderr().is_terminal() {
         lines.extend(unlogged(settings, length, start));

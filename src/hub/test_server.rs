@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+#[path = "test_server/push.rs"]
+mod push;
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -297,21 +300,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         return Ok(());
     };
     let line = format!("{} {}", request.method, request.path);
-    let reply = {
-        let mut state = state.lock().unwrap();
-        let token = request.token.iter();
-        state.tokens.extend(token.map(|_| line.clone()));
-        let mut replies = state.replies.iter_mut();
-        let found = replies.find(|(part, times, _)| *times > 0 && line.contains(part.as_str()));
-        let found = found.map(|found| {
-            found.1 -= 1;
-            found.2.clone()
-        });
-        if found.is_some() {
-            state.requests.push(line.clone());
-        }
-        found.zip(Some(state.pause))
-    };
+    let reply = state.lock().unwrap().reply(&request, &line);
     if let Some((bytes, pause)) = reply {
         // What has come unread would make a reset of the close.
         reader.read_exact(&mut vec![0; length])?;
@@ -326,31 +315,96 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         }
         return Ok(());
     }
-    if !matches!(request.method.as_str(), "GET" | "HEAD") {
-        let (status, headers, body) = {
-            let mut state = state.lock().unwrap();
-            state.requests.push(line);
-            let fault = state.fault(&request.path);
-            // Bytes that nobody has read make a reset of the close.
-            if fault == Some(PushFault::Reset) {
-                return Ok(());
-            }
-            let mut body = vec![0; length];
-            reader.read_exact(&mut body)?;
-            match fault {
-                Some(PushFault::Status(status)) => {
-                    let said = format!("the stand-in says {status} to {:?}", request.token);
-                    (status, None, json!({"error": said}))
-                }
-                _ => state.push(&request, body, base),
-            }
-        };
-        let body = (!body.is_null()).then(|| body.to_string());
-        let body = body.unwrap_or_default();
-        let headers: Vec<(&str, String)> = headers.into_iter().collect();
-        let status = format!("{status} Answer");
-        return answer(&mut stream, &status, &headers, body.as_bytes(), body.len());
+    if matches!(request.method.as_str(), "GET" | "HEAD") {
+        return serve_file(&mut stream, state, &request, base);
     }
+    let (status, headers, body) = {
+        let mut state = state.lock().unwrap();
+        state.requests.push(line);
+        let fault = state.fault(&request.path);
+        // Bytes that nobody has read make a reset of the close.
+        if fault == Some(PushFault::Reset) {
+            return Ok(());
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body)?;
+        match fault {
+            Some(PushFault::Status(status)) => {
+                let said = format!("the stand-in says {status} to {:?}", request.token);
+                (status, None, json!({"error": said}))
+            }
+            _ => state.push(&request, body, base),
+        }
+    };
+    let body = (!body.is_null()).then(|| body.to_string());
+    let body = body.unwrap_or_default();
+    let headers: Vec<(&str, String)> = headers.into_iter().collect();
+    let status = format!("{status} Answer");
+    answer(&mut stream, &status, &headers, body.as_bytes(), body.len())
+}
+
+impl State {
+    /// An answer that was given for such requests, with the pause between its bytes.
+    fn reply(&mut self, request: &Request, line: &str) -> Option<(Vec<u8>, Duration)> {
+        let token = request.token.iter();
+        self.tokens.extend(token.map(|_| line.to_string()));
+        let mut replies = self.replies.iter_mut();
+        let found = replies.find(|(part, times, _)| *times > 0 && line.contains(part.as_str()))?;
+        found.1 -= 1;
+        let bytes = found.2.clone();
+        self.requests.push(line.to_string());
+        Some((bytes, self.pause))
+    }
+
+    /// What a path names: the key of a repository and, unless the repository itself is meant, a file of it, with
+    /// whether it is asked for where large files are stored.
+    fn find(&self, path: &str) -> Option<(String, Option<(String, bool)>)> {
+        let path = path.trim_start_matches('/').replace("%2F", "/");
+        let (path, revision, file) = if let Some(rest) = path.strip_prefix("api/") {
+            let (path, revision) = rest.split_once("/revision/").unwrap_or((rest, "main"));
+            (path.to_string(), revision.to_string(), None)
+        } else {
+            let (large, path) = path
+                .strip_prefix("cdn/")
+                .map_or((false, path.as_str()), |path| (true, path));
+            let of_kind = if path.starts_with("datasets/") {
+                path.to_string()
+            } else {
+                format!("models/{path}")
+            };
+            let (path, rest) = of_kind.split_once("/resolve/")?;
+            let prefix = format!("{path}@");
+            let own = self.repositories.iter();
+            let own =
+                own.filter_map(|(key, repository)| Some((key.strip_prefix(&prefix)?, repository)));
+            let (revisions, commits): (Vec<&str>, Vec<&str>) = own
+                .map(|(revision, repository)| (revision, repository.commit.as_str()))
+                .unzip();
+            let revision = commits
+                .into_iter()
+                .chain(revisions)
+                .find(|revision| rest.starts_with(&format!("{revision}/")))?;
+            let file = rest[revision.len() + 1..].to_string();
+            (path.to_string(), revision.to_string(), Some((file, large)))
+        };
+        let by_commit = |key: &&String| {
+            key.starts_with(&format!("{path}@")) && self.repositories[*key].commit == revision
+        };
+        let mut keys = self.repositories.keys();
+        let key = keys
+            .find(|key| **key == format!("{path}@{revision}"))
+            .or_else(|| self.repositories.keys().find(by_commit))?;
+        Some((key.clone(), file))
+    }
+}
+
+/// Answers a call that reads: a repository's list of files, or a file.
+fn serve_file(
+    stream: &mut TcpStream,
+    state: &Mutex<State>,
+    request: &Request,
+    base: &str,
+) -> std::io::Result<()> {
     let range = match request.range {
         _ if request.probe => "probe".to_string(),
         Some(start) => format!("from {start}"),
@@ -358,51 +412,8 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     };
     let mut state = state.lock().unwrap();
     state.requests.push(format!("{} {range}", request.path));
-    let path = request.path.trim_start_matches('/').replace("%2F", "/");
-    let found = if let Some(rest) = path.strip_prefix("api/") {
-        let (path, revision) = rest.split_once("/revision/").unwrap_or((rest, "main"));
-        Some((path.to_string(), revision.to_string(), None))
-    } else {
-        let (large, path) = path
-            .strip_prefix("cdn/")
-            .map_or((false, path.as_str()), |path| (true, path));
-        let of_kind = if path.starts_with("datasets/") {
-            path.to_string()
-        } else {
-            format!("models/{path}")
-        };
-        of_kind.split_once("/resolve/").and_then(|(path, rest)| {
-            let revisions: Vec<String> = state
-                .repositories
-                .keys()
-                .filter_map(|key| key.strip_prefix(&format!("{path}@")).map(str::to_string))
-                .collect();
-            let commits = revisions.iter().map(|revision| {
-                state.repositories[&format!("{path}@{revision}")]
-                    .commit
-                    .clone()
-            });
-            let known: Vec<String> = commits.chain(revisions.iter().cloned()).collect();
-            let revision = known
-                .into_iter()
-                .find(|revision| rest.starts_with(&format!("{revision}/")))?;
-            let file = rest[revision.len() + 1..].to_string();
-            Some((path.to_string(), revision, Some((file, large))))
-        })
-    };
-    let Some((path, revision, file)) = found else {
-        return answer(&mut stream, "404 Not Found", &[], b"", 0);
-    };
-    let by_commit = |key: &&String| {
-        key.starts_with(&format!("{path}@")) && state.repositories[*key].commit == revision
-    };
-    let key = state
-        .repositories
-        .keys()
-        .find(|key| **key == format!("{path}@{revision}"))
-        .or_else(|| state.repositories.keys().find(by_commit));
-    let Some(key) = key.cloned() else {
-        return answer(&mut stream, "404 Not Found", &[], b"", 0);
+    let Some((key, file)) = state.find(&request.path) else {
+        return answer(stream, "404 Not Found", &[], b"", 0);
     };
     let repository = &state.repositories[&key];
     if repository.token.is_some() && repository.token != request.token {
@@ -411,7 +422,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         } else {
             "401 Unauthorized"
         };
-        return answer(&mut stream, status, &[], b"", 0);
+        return answer(stream, status, &[], b"", 0);
     }
     let commit = repository.commit.clone();
     let Some((file, at_large)) = file else {
@@ -422,7 +433,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
             .collect();
         let body = serde_json::json!({"sha": commit, "siblings": siblings}).to_string();
         return answer(
-            &mut stream,
+            stream,
             "200 OK",
             &[("Content-Type", "application/json".into())],
             body.as_bytes(),
@@ -430,7 +441,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         );
     };
     let Some(bytes) = repository.files.get(&file).cloned() else {
-        return answer(&mut stream, "404 Not Found", &[], b"", 0);
+        return answer(stream, "404 Not Found", &[], b"", 0);
     };
     let large = bytes.len() >= LARGE;
     let git = hex(&Sha1::digest(
@@ -449,7 +460,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
             format!("\"{}\"", hex(&Sha256::digest(&bytes))),
         ));
         headers.push(("Location", format!("{base}/cdn{}", request.path)));
-        return answer(&mut stream, "302 Found", &headers, b"", 0);
+        return answer(stream, "302 Found", &headers, b"", 0);
     }
     if let (Some(Fault::Silent(seconds)), false) = (state.faults.get(&file), request.probe) {
         let seconds = *seconds;
@@ -459,7 +470,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     }
     let mut start = request.range.unwrap_or(0) as usize;
     if start > 0 && start >= bytes.len() {
-        return answer(&mut stream, "416 Range Not Satisfiable", &[], b"", 0);
+        return answer(stream, "416 Range Not Satisfiable", &[], b"", 0);
     }
     let mut sent = bytes.clone();
     let mut half = false;
@@ -479,7 +490,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     }
     drop(state);
     if request.probe {
-        return answer(&mut stream, "200 OK", &headers, b"", bytes.len());
+        return answer(stream, "200 OK", &headers, b"", bytes.len());
     }
     let body = &sent[start..];
     let shown = if half { &body[..body.len() / 2] } else { body };
@@ -489,228 +500,5 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
         headers.push(("Content-Range", range));
     }
-    answer(&mut stream, status, &headers, shown, body.len())
-}
-
-/// Status, a header, and the body.
-type Said = (u16, Option<(&'static str, String)>, Value);
-
-fn said(status: u16, body: Value) -> Said {
-    (status, None, body)
-}
-
-impl State {
-    fn fault(&mut self, path: &str) -> Option<PushFault> {
-        let mut faults = self.push_faults.iter_mut();
-        let found = faults.find(|(part, times, _)| *times > 0 && path.contains(part.as_str()))?;
-        found.1 -= 1;
-        Some(found.2)
-    }
-
-    /// Answers a call that pushes.
-    fn push(&mut self, request: &Request, body: Vec<u8>, base: &str) -> Said {
-        let path = request.path.trim_start_matches('/').replace("%2F", "/");
-        // Addresses that carry their own rights take no token: it would be given away.
-        let signed = path
-            .split_once('/')
-            .filter(|(head, _)| ["lfs", "part"].contains(head));
-        if let Some((head, rest)) = signed {
-            return match &request.token {
-                Some(_) => said(400, json!({"error": "a token where none belongs"})),
-                None => self.store(head, rest, &request.method, body),
-            };
-        }
-        let account = self.account.as_ref();
-        let Some(account) = account.filter(|own| Some(&own.token) == request.token.as_ref()) else {
-            return said(401, json!({"error": "Invalid credentials"}));
-        };
-        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-        if path == "api/repos/create" {
-            let name = value["name"].as_str().unwrap();
-            let organization = value["organization"].as_str().unwrap_or(&account.name);
-            let url = format!("{base}/{organization}/{name}");
-            if organization != account.name {
-                return said(403, json!({"error": "no right to create there"}));
-            }
-            let key = format!("models/{organization}/{name}@main");
-            if self.repositories.contains_key(&key) {
-                return said(
-                    409,
-                    json!({"error": "You already created this", "url": url}),
-                );
-            }
-            let private = value["visibility"] == "private";
-            let repository = Repository {
-                commit: "0".repeat(40),
-                token: private.then(|| account.token.clone()),
-                ..Default::default()
-            };
-            self.repositories.insert(key, repository);
-            return said(200, json!({"url": url}));
-        }
-        if let Some((_, digest)) = path.split_once("verify/") {
-            let size = self.objects.get(digest).map(Vec::len);
-            let is_there = size.is_some() && value["size"].as_u64() == size.map(|n| n as u64);
-            return said(if is_there { 200 } else { 404 }, Value::Null);
-        }
-        let writable = format!("{}/", account.name);
-        if let Some(name) = path.strip_suffix(".git/info/lfs/objects/batch") {
-            assert!(
-                self.repositories
-                    .contains_key(&format!("models/{name}@main"))
-            );
-            return said(
-                200,
-                json!({"transfer": "basic", "objects": self.addresses(&value, base)}),
-            );
-        }
-        let parts: Vec<&str> = path.splitn(6, '/').collect();
-        let ["api", "models", organization, name, what, revision] = parts[..] else {
-            return said(404, Value::Null);
-        };
-        let name = format!("{organization}/{name}");
-        let key = format!("models/{name}@{revision}");
-        if !self.repositories.contains_key(&key) {
-            return said(404, json!({"error": "Repository not found"}));
-        }
-        if !name.starts_with(&writable) {
-            return said(403, json!({"error": "no right to write there"}));
-        }
-        match what {
-            "preupload" => said(200, self.modes(&key, &value)),
-            "commit" => {
-                let lines = body
-                    .split(|byte| *byte == b'\n')
-                    .filter(|line| !line.is_empty());
-                let lines = lines
-                    .map(|line| serde_json::from_slice(line).unwrap())
-                    .collect();
-                self.commit(&key, lines);
-                said(
-                    200,
-                    json!({"commitUrl": base, "commitOid": self.repositories[&key].commit}),
-                )
-            }
-            _ => said(404, Value::Null),
-        }
-    }
-
-    /// How each file is stored: weights as large ones, and what the branch has of it.
-    fn modes(&self, key: &str, asked: &Value) -> Value {
-        let of_file = |file: &Value| {
-            let path = file["path"].as_str().unwrap();
-            let large = path.ends_with(".safetensors") && file["size"] != 0;
-            let there = self.repositories[key].files.get(path).map(|bytes| {
-                if large {
-                    hex(&Sha256::digest(bytes))
-                } else {
-                    hex(&Sha1::digest(
-                        [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat(),
-                    ))
-                }
-            });
-            let mode = if large { "lfs" } else { "regular" };
-            json!({"path": path, "uploadMode": mode, "shouldIgnore": path == "ignored.txt", "oid": there})
-        };
-        let files: Vec<Value> = asked["files"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(of_file)
-            .collect();
-        json!({"files": files})
-    }
-
-    /// Where large files go that have not come yet.
-    fn addresses(&self, asked: &Value, base: &str) -> Vec<Value> {
-        let of_object = |object: &Value| {
-            let (digest, size) = (
-                object["oid"].as_str().unwrap(),
-                object["size"].as_u64().unwrap(),
-            );
-            if self.objects.contains_key(digest) {
-                return object.clone();
-            }
-            let mut header = json!({});
-            if let Some(part) = self.part_size.filter(|part| size as usize > *part) {
-                header["chunk_size"] = part.to_string().into();
-                for number in 1..=(size as usize).div_ceil(part) {
-                    header[number.to_string()] = format!("{base}/part/{digest}/{number}").into();
-                }
-            }
-            json!({"oid": digest, "size": size, "actions": {
-                "upload": {"href": format!("{base}/lfs/{digest}"), "header": header},
-                "verify": {"href": format!("{base}/verify/{digest}")},
-            }})
-        };
-        asked["objects"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(of_object)
-            .collect()
-    }
-
-    /// Takes a large file, a part of one, or the word that all parts are there.
-    fn store(&mut self, head: &str, rest: &str, method: &str, body: Vec<u8>) -> Said {
-        if head == "part" {
-            let (digest, number) = rest.split_once('/').unwrap();
-            let number: usize = number.parse().unwrap();
-            self.parts.insert((digest.to_string(), number), body);
-            return (
-                200,
-                Some(("ETag", format!("\"part-{number}\""))),
-                Value::Null,
-            );
-        }
-        let whole = match method {
-            "PUT" => body,
-            _ => {
-                let done: Value = serde_json::from_slice(&body).unwrap();
-                let parts = done["parts"].as_array().unwrap().iter();
-                let of_part = |part: &Value| {
-                    let number = part["partNumber"].as_u64().unwrap() as usize;
-                    assert_eq!(part["etag"], format!("\"part-{number}\""));
-                    self.parts[&(rest.to_string(), number)].clone()
-                };
-                parts.flat_map(of_part).collect()
-            }
-        };
-        if hex(&Sha256::digest(&whole)) != rest {
-            return said(400, json!({"error": "another file than was announced"}));
-        }
-        self.objects.insert(rest.to_string(), whole);
-        said(200, Value::Null)
-    }
-
-    fn commit(&mut self, key: &str, lines: Vec<Value>) {
-        let (mut message, mut paths) = (String::new(), Vec::new());
-        let files = &mut self.repositories.get_mut(key).unwrap().files;
-        for line in lines {
-            let value = &line["value"];
-            let path = value["path"].as_str().unwrap_or_default().to_string();
-            match line["key"].as_str().unwrap() {
-                "header" => message = value["summary"].as_str().unwrap().to_string(),
-                "file" => {
-                    let content = value["content"].as_str().unwrap();
-                    let bytes = base64::engine::general_purpose::STANDARD
-                        .decode(content)
-                        .unwrap();
-                    files.insert(path.clone(), bytes);
-                    paths.push(path);
-                }
-                "lfsFile" => {
-                    let bytes = &self.objects[value["oid"].as_str().unwrap()];
-                    assert_eq!(value["size"].as_u64(), Some(bytes.len() as u64));
-                    files.insert(path.clone(), bytes.clone());
-                    paths.push(format!("{path}*"));
-                }
-                other => panic!("{other}"),
-            }
-        }
-        let count = self.commits.len() + 1;
-        self.repositories.get_mut(key).unwrap().commit = format!("{count:040}");
-        let to = key.trim_start_matches("models/").to_string();
-        self.commits.push(Commit { to, message, paths });
-    }
+    answer(stream, status, &headers, shown, body.len())
 }

@@ -13,7 +13,7 @@ use xtrain_report::printable::with_causes;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "{0} names no folder; give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://HOST/PATH"
+        "{0} names no folder; give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or https://HOST/PATH"
     )]
     Url(String),
     #[error("{name} has {bytes} bytes, more than the {most} that it may have")]

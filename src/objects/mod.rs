@@ -1,5 +1,6 @@
-//! Objects that are addressed by a URL: in buckets of S3 (`s3://BUCKET/KEY`) and GCS (`gs://BUCKET/KEY`) and
-//! on web servers (`http://`, `https://`), through the object_store crate.
+//! Objects that are addressed by a URL: in buckets of S3 (`s3://BUCKET/KEY`) and GCS (`gs://BUCKET/KEY`),
+//! containers of Azure (`az://CONTAINER/KEY`) and on web servers (`http://`, `https://`), through the
+//! object_store crate.
 //!
 //! [`client`] gives object_store's own interface, which async is; [`Folder`] is the objects below one
 //! URL, read and written whole, for a caller that waits.
@@ -13,6 +14,7 @@ pub use folder::{Error, Folder, Object};
 
 use http::Connector;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
@@ -22,7 +24,7 @@ use std::time::Duration;
 use url::{Position, Url};
 
 /// The schemes of [`client`].
-pub const SCHEMES: [&str; 4] = ["s3", "gs", "https", "http"];
+pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "https", "http"];
 
 /// How long is waited, and how often a request is repeated before it is an error.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,11 @@ pub fn client(url: &Url, effort: &Effort) -> object_store::Result<(Arc<dyn Objec
         }
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+            let builder = builder.with_retry(retry).with_http_connector(connector);
+            Arc::new(builder.build()?)
+        }
+        "az" => {
+            let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
             let builder = builder.with_retry(retry).with_http_connector(connector);
             Arc::new(builder.build()?)
         }

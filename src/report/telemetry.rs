@@ -80,6 +80,9 @@ pub struct ProcessEvent {
     pub cores: usize,
     pub memory_bytes: Option<u64>,
     pub device: String,
+    /// Of the CPU: its matmul kernels and what they reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<String>,
     /// Devices of the run.
     pub devices: usize,
     /// Processes of the run, and machines that they run on.

@@ -94,14 +94,4 @@ fn modules() -> Vec<Vec<u8>> {
     vec![module.encode_to_vec()]
 }
 
-#[test]
-fn damaged_input_is_refused_by_every_reader() {
-    xtrain_fuzz::try_shortly(TARGETS);
-}
-
-/// Of `bin/soak fuzz`.
-#[test]
-#[ignore = "slow: ten seconds of each target, or what bin/soak fuzz asks for"]
-fn soak() {
-    xtrain_fuzz::soak(TARGETS);
-}
+xtrain_fuzz::tests!(TARGETS);

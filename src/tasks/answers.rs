@@ -10,11 +10,11 @@ use ndarray::{Array1, s};
 use serde_json::{Value, json};
 use xtrain_models::{DESIRABLE, IGNORED_LABEL, IGNORED_NUMBER, PAIR};
 
-use super::sft::messages;
+use super::chats::{self, Writer, messages};
+use super::table_file::{RowReader, TableFile};
 use super::{Context, Length};
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::formats::cell::Cell;
-use xtrain_data::formats::input::Bookmark;
 use xtrain_data::formats::table::{Row as TableRow, Table};
 use xtrain_data::padding::Padding;
 use xtrain_data::rows::{Totals, flag};
@@ -32,6 +32,8 @@ const REJECTED: &str = "rejected";
 const COMPLETION: &str = "completion";
 const LABEL: &str = "label";
 const MARGIN: &str = "margin";
+/// The columns of texts that stand alone, in the order they are looked for.
+const ALONE: [&str; 4] = ["text", "messages", "conversations", COMPLETION];
 /// Those that a template reads besides the messages.
 const VARIABLES: [&str; 2] = ["tools", "chat_template_kwargs"];
 
@@ -51,6 +53,8 @@ pub enum Form {
         /// it; `None`: none is.
         compared: Option<usize>,
     },
+    /// A text that a model is to score.
+    Alone,
 }
 
 /// Which end of a longer example is cut off.
@@ -126,19 +130,11 @@ impl AnswerSettings {
     }
 
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<(Table, Columns)> {
-        let mut table = Table::open(path, &self.source.table, count)?;
-        if let Some(pictures) = table.find(None, &["image", "images"]) {
-            return Err(Error::BadTable {
-                path: path.to_path_buf(),
-                reason: format!(
-                    "it has the column {:?}: models of pictures are not supported, remove it to train on the text alone",
-                    table.columns()[pictures]
-                ),
-            });
-        }
+        let mut table = chats::open(path, &self.source.table, count)?;
         let answers: &[&str] = match self.form {
             Form::Pairs | Form::Scored => &[CHOSEN, REJECTED],
             Form::Judged { .. } => &[COMPLETION],
+            Form::Alone => &[],
         };
         let find = |name: &str| table.find(None, &[name]);
         if matches!(self.form, Form::Judged { .. })
@@ -152,12 +148,13 @@ impl AnswerSettings {
                     .to_string(),
             });
         }
-        let found: Vec<_> = answers
-            .iter()
-            .map(|name| table.column("", None, &[name]))
-            .collect();
+        let named = self.source.table.text_column.as_deref();
+        let alone =
+            (self.form == Form::Alone).then(|| table.column("text_column_name", named, &ALONE));
+        let found = answers.iter().map(|name| table.column("", None, &[name]));
+        let found: Vec<_> = found.chain(alone).collect();
         let label = match self.form {
-            Form::Pairs => None,
+            Form::Pairs | Form::Alone => None,
             Form::Scored => find(MARGIN),
             Form::Judged { .. } => Some(LABEL).and_then(find),
         };
@@ -170,9 +167,12 @@ impl AnswerSettings {
         if !missing.is_empty() {
             return Err(table.no_column(missing));
         }
+        let answers: Vec<usize> = found.into_iter().flatten().collect();
+        // A text that stands alone has no prompt, unless it completes one.
+        let completes = answers.iter().any(|it| table.columns()[*it] == COMPLETION);
         let columns = Columns {
-            prompt: find(PROMPT),
-            answers: found.into_iter().flatten().collect(),
+            prompt: find(PROMPT).filter(|_| self.form != Form::Alone || completes),
+            answers,
             label,
             variables: VARIABLES.map(find),
         };
@@ -194,29 +194,11 @@ struct Columns {
     variables: [Option<usize>; 2],
 }
 
-/// One open file of examples.
-struct AnswerFile {
-    table: Table,
+/// What makes an example of a row.
+struct Examples {
     columns: Columns,
-    template: Option<ChatTemplate>,
-    /// What ends a text; empty where the tokenizer has no such token.
-    end: String,
+    writer: Writer,
     form: Form,
-}
-
-impl SampleFile for AnswerFile {
-    fn bookmark(&self) -> Bookmark {
-        self.table.bookmark()
-    }
-
-    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
-        self.table.resume(bookmark, Arc::default())
-    }
-
-    fn next(&mut self) -> Option<Result<Sample>> {
-        let row = self.table.next()?;
-        Some(row.and_then(|row| self.sample(row)))
-    }
 }
 
 /// A prompt, and texts that begin with it.
@@ -227,14 +209,14 @@ struct Texts {
     rendered: bool,
 }
 
-impl AnswerFile {
-    fn sample(&self, row: TableRow) -> Result<Sample> {
+impl RowReader for Examples {
+    fn sample(&self, names: &[String], row: TableRow) -> Result<Sample> {
         let place = row.place.clone();
         let bad = |reason: String| Error::BadRow {
             place: place.clone(),
             reason,
         };
-        let name = |column: usize| self.table.columns()[column].as_str();
+        let name = |column: usize| names[column].as_str();
         let mut cells = row.cells.into_iter();
         let mut cell = || cells.next().unwrap_or(Cell::Missing);
         let prompt = self.columns.prompt.map(|_| cell());
@@ -267,7 +249,7 @@ impl AnswerFile {
         };
         let rendered = Label::class(u32::from(texts.rendered));
         let label = match (self.form, label) {
-            (Form::Pairs, _) => None,
+            (Form::Pairs | Form::Alone, _) => None,
             (Form::Scored, None | Some(Cell::Missing)) => Label::number(0.0),
             (Form::Scored, Some(cell)) => Some(margin(&cell).map_err(bad)?),
             (Form::Judged { .. }, cell) => {
@@ -280,7 +262,9 @@ impl AnswerFile {
             ..Sample::default()
         })
     }
+}
 
+impl Examples {
     /// Texts, up to the token that ends each.
     fn texts(&self, prompt: Option<String>, answers: Vec<String>) -> Result<Texts, String> {
         let (prompt, answers) = match (prompt, self.form) {
@@ -300,10 +284,10 @@ impl AnswerFile {
             (None, _) => (String::new(), answers),
         };
         let ended = |answer: String| {
-            let end = if answer.ends_with(&self.end) {
+            let end = if answer.ends_with(&self.writer.end) {
                 ""
             } else {
-                self.end.as_str()
+                self.writer.end.as_str()
             };
             format!("{prompt}{answer}{end}")
         };
@@ -347,23 +331,9 @@ impl AnswerFile {
             }
             (None, _) => (Vec::new(), turns),
         };
-        let template = self.template.as_ref().ok_or_else(|| bad(
-            "it is a conversation, and the tokenizer has no chat template: use a model with chat_template.jinja \
-             or a chat_template in tokenizer_config.json".to_string(),
-        ))?;
         let render = |turns: &[Message], asks: bool| {
-            let text = template.render(turns, asks, variables);
-            text.map(|it| it.text).map_err(|error| match error {
-                // No row is to blame for it.
-                Error::EndlessTemplate {
-                    place: template,
-                    reason,
-                } => Error::EndlessTemplate {
-                    place: format!("{place}: {template}"),
-                    reason,
-                },
-                refused => bad(refused.to_string()),
-            })
+            let rendered = self.writer.render(turns, asks, variables, place, "")?;
+            Ok::<_, Error>(rendered.text)
         };
         let whole = |answer: &Vec<Message>| {
             let turns = [prompt.clone(), answer.clone()].concat();
@@ -373,7 +343,7 @@ impl AnswerFile {
             whole: turns.iter().map(whole).collect::<Result<_>>()?,
             // A text that is scored as a whole has none.
             prompt: match self.form {
-                Form::Scored => String::new(),
+                Form::Scored | Form::Alone => String::new(),
                 _ => render(&prompt, true)?,
             },
             rendered: true,
@@ -473,6 +443,11 @@ impl Answers {
             tokens: whole.iter().map(Vec::len).sum(),
             truncated: false,
         };
+        if self.settings.form == Form::Alone {
+            encoded.truncated = longest > self.length;
+            encoded.rows = whole.iter().map(|ids| self.row(ids, 0)).collect();
+            return Ok(encoded);
+        }
         if self.settings.form == Form::Scored {
             if longest <= self.length {
                 let row = |ids: &Vec<u32>| Row {
@@ -523,16 +498,12 @@ impl Answers {
 impl Recipe for Answers {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
         let (table, columns) = self.settings.open(path, count)?;
-        let end = self.tokenizer.eos_id();
-        Ok(Box::new(AnswerFile {
-            table,
+        let reader = Examples {
             columns,
-            template: ChatTemplate::of(&self.tokenizer)?,
-            end: end
-                .and_then(|id| self.tokenizer.token(id))
-                .unwrap_or_default(),
+            writer: Writer::of(&self.tokenizer)?,
             form: self.settings.form,
-        }))
+        };
+        Ok(Box::new(TableFile { table, reader }))
     }
 
     fn group(&self) -> usize {
@@ -560,12 +531,16 @@ impl Recipe for Answers {
     }
 
     fn kept_rows(&self) -> usize {
-        PAIR
+        match self.settings.form {
+            Form::Pairs | Form::Scored | Form::Judged { .. } => PAIR,
+            Form::Alone => 1,
+        }
     }
 
     fn parts(&self, example: u32, examples: u32) -> Vec<u32> {
         let own = PAIR as u32 * example;
         match self.settings.form {
+            Form::Alone => vec![example],
             Form::Pairs | Form::Scored => vec![own, own + 1],
             Form::Judged { compared: None } => vec![own],
             Form::Judged {
@@ -601,6 +576,10 @@ impl Recipe for Answers {
 
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
         let count = batch.input_ids.nrows();
+        if self.settings.form == Form::Alone {
+            batch.labels = HostLabels::Numbers(Array1::from_elem(count, IGNORED_NUMBER));
+            return;
+        }
         if self.settings.form == Form::Scored {
             let mut margins = Array1::from_elem(count, IGNORED_NUMBER);
             for (margin, row) in margins.iter_mut().zip(&rows.examples) {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::test_support::context;
-use crate::{PreferenceDataSettings, PreferenceLoss, Split, Task, set};
+use crate::{PreferenceDataSettings, PreferenceLoss, ScoreDataSettings, Split, Task, set};
 use std::fs;
 use std::path::PathBuf;
 use xtrain_data::Position;
@@ -187,6 +187,51 @@ fn margins_are_labels_of_both_rows() {
     let none = IGNORED_NUMBER;
     let expected = vec![0.25, 0.25, 1.5, 1.5, none, none];
     assert_eq!(batch.labels, HostLabels::Numbers(expected.into()));
+}
+
+/// A text by itself, a prompt with what completes it, and a conversation, each as training has them.
+#[test]
+fn texts_that_stand_alone_are_rows() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let asked = turn("user", "Which?");
+    let answered = turn("assistant", "Blue.");
+    let end = "<|endoftext|>";
+    let cases = [
+        (
+            json!({"text": "The sky is blue"}),
+            format!("The sky is blue{end}"),
+        ),
+        (
+            json!({"prompt": "The sky is", "completion": " blue"}),
+            format!("The sky is blue{end}"),
+        ),
+        (
+            json!({"prompt": [asked], "completion": [answered]}),
+            "<user>Which?\n<assistant>Blue.\n".to_string(),
+        ),
+        (
+            json!({"messages": [asked, answered], "prompt": "of another column"}),
+            "<user>Which?\n<assistant>Blue.\n".to_string(),
+        ),
+    ];
+    for (row, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = tokenizer(dir.path(), Some(template));
+        let rows = std::slice::from_ref(&row);
+        let task = ScoreDataSettings {
+            answers: settings(dir.path(), rows, Form::Alone, TruncationMode::KeepStart),
+        };
+        let context = context(&task, &tokenizer, 64, None);
+        let set = set(&task, &context, Split::Train).unwrap();
+        let batch = set.batch(&[0], 1, Position::default()).unwrap();
+        let ids = batch.input_ids.iter().map(|id| *id as u32);
+        let text = tokenizer.decode(&ids.collect::<Vec<_>>(), false).unwrap();
+        let padding = text.strip_prefix(&expected);
+        let padding = padding.unwrap_or_else(|| panic!("{row}: {text}"));
+        assert!(padding.replace(end, "").is_empty(), "{row}: {text}");
+        assert!(matches!(batch.labels, HostLabels::Numbers(_)));
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
 use tempfile::TempDir;
 
+use super::bad_tables::TABLES;
 use super::test_support::{collator, examples, has_labels, labels, lines};
 use super::{ClsDataSettings, MlmDataSettings, Split};
 use xtrain_data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
@@ -201,132 +202,7 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
     let long = format!("text,label\n\"{}", "a,b\n".repeat(20_000_000));
     let blanks = gzip(&vec![b' '; 300 << 20]);
     // name, content, parts of the message
-    let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
-        ("empty.csv", b"".to_vec(), &["empty.csv is empty"]),
-        (
-            "bom-only.csv",
-            "\u{feff}".into(),
-            &["bom-only.csv is empty"],
-        ),
-        ("header.csv", b"text,label\n".to_vec(), &["no label"]),
-        (
-            "missing.csv",
-            b"tweet,id,label\na,1,x\n".to_vec(),
-            &[
-                "missing.csv has no column text or",
-                "it has tweet, id, label",
-                "--text_column_name",
-            ],
-        ),
-        (
-            "no-label.csv",
-            b"text,sentiment\na,x\n".to_vec(),
-            &[
-                "no column label or labels",
-                "text, sentiment",
-                "--label_column_name",
-            ],
-        ),
-        (
-            "short.csv",
-            b"text,label\na,x\nb\n".to_vec(),
-            &[
-                "short.csv:3: column \"label\": the label is missing",
-                "--on_bad_row skip",
-            ],
-        ),
-        (
-            "wide.csv",
-            b"text,label\na,b,x\n".to_vec(),
-            &["wide.csv:2: 3 fields where the header has 2"],
-        ),
-        (
-            "open.csv",
-            b"text,label\na,x\n\"b,y\nc,z\n".to_vec(),
-            &["open.csv:3: the quote that opens here is never closed"],
-        ),
-        (
-            "after.csv",
-            b"text,label\n\"two\nlines\",x\n\"a\" b,y\nc,z\n".to_vec(),
-            &["after.csv:4: text follows the closing quote"],
-        ),
-        (
-            "escaped.csv",
-            b"\"text\",\"label\"\n\"say \\\"a\\\"\",\"x\"\n".to_vec(),
-            &["escaped.csv:2:", "--quoting backslash"],
-        ),
-        (
-            "empty-text.csv",
-            b"text,label\na,x\n,y\n".to_vec(),
-            &["empty-text.csv:3: column \"text\" is missing: empty, or NA, null"],
-        ),
-        (
-            "blank-text.tsv",
-            b"text\tlabel\n\tx\n".to_vec(),
-            &["blank-text.tsv:2: column \"text\" is missing: empty, or NA, null"],
-        ),
-        (
-            "na-text.csv",
-            b"text,label\na,x\nnull,y\n".to_vec(),
-            &["na-text.csv:3: column \"text\" is missing", "pandas"],
-        ),
-        (
-            "numbers.csv",
-            b"text,label\n007,x\n8,y\n".to_vec(),
-            &["numbers.csv:2: column \"text\" is 7, not text"],
-        ),
-        (
-            "either.tsv",
-            b"text\tlabel\na\tx\n\"b\"\ty\n".to_vec(),
-            &[
-                "either.tsv:3: a field begins with a quote",
-                "--quoting none or --quoting standard",
-            ],
-        ),
-        (
-            "packed.csv",
-            b"\xfd7zXZ\0rest".to_vec(),
-            &["packed.csv cannot be read: it is compressed with xz; decompress it"],
-        ),
-        (
-            "mixed.jsonl",
-            b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \"label\": \"x\"}\n".to_vec(),
-            &["some are text and some are numbers or truth values"],
-        ),
-        (
-            "times.jsonl",
-            b"{\"text\": \"2020-01-01\", \"label\": 1}\n{\"text\": \"2020-01-02\", \"label\": 0}\n"
-                .to_vec(),
-            &["times.jsonl:1: column \"text\" is the time 2020-01-01, not text"],
-        ),
-        (
-            "twice.jsonl",
-            b"{\"text\": \"a\", \"text\": \"b\", \"label\": 1}\n".to_vec(),
-            &["twice.jsonl:1: not valid JSON: the key \"text\" occurs twice"],
-        ),
-        (
-            "empty-label.csv",
-            b"text,label\na,x\nb,\n".to_vec(),
-            &["empty-label.csv:3: column \"label\": the label is missing"],
-        ),
-        (
-            "nan.csv",
-            b"text,label\na,1\nb,NaN\n".to_vec(),
-            &["nan.csv:3: column \"label\": the label is missing"],
-        ),
-        (
-            "latin.csv",
-            b"text,label\na,x\n\"one\nca\xe9\",y\n".to_vec(),
-            &["latin.csv:4: invalid UTF-8: byte 0xe9 in field 1"],
-        ),
-        (
-            "utf16.csv",
-            b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(),
-            &[
-                "utf16.csv cannot be read",
-                "line 1: invalid UTF-8: byte 0xff",
-            ],
-        ),
+    let made: [(&str, Vec<u8>, &[&str]); 8] = [
         (
             "cut.csv.gz",
             cut(gzip(b"text,label\na,x\n"), 25),
@@ -342,61 +218,10 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         ),
         ("bomb.csv.gz", blanks.clone(), &["bomb.csv.gz:1:", "MB"]),
         (
-            "broken.jsonl",
-            b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \n".to_vec(),
-            &["broken.jsonl:2: not valid JSON"],
-        ),
-        (
-            "list.jsonl",
-            b"{\"text\": \"a\", \"label\": 1}\n[1, 2]\n".to_vec(),
-            &["list.jsonl:2: a JSON object is expected", "an array"],
-        ),
-        (
-            "number.jsonl",
-            b"{\"text\": 5, \"label\": 1}\n".to_vec(),
-            &["number.jsonl:1: column \"text\" is 5, not text"],
-        ),
-        (
-            "null.jsonl",
-            b"\n{\"text\": null, \"label\": 1}\n".to_vec(),
-            &["null.jsonl:2: column \"text\" is missing"],
-        ),
-        (
-            "nested.jsonl",
-            b"{\"text\": \"a\", \"label\": {}}\n".to_vec(),
-            &["nested.jsonl:1: column \"label\": the label is a list"],
-        ),
-        (
-            "key.jsonl",
-            b"{\"text\": \"a\", \"label\": 1}\n{\"label\": 1}\n".to_vec(),
-            &["key.jsonl:2: column \"text\" is missing"],
-        ),
-        (
-            "open.json",
-            b"[{\"text\": \"a\",\n \"label\": 1},\n".to_vec(),
-            &["open.json", "line 3: the file ends within its array"],
-        ),
-        (
-            "after.json",
-            b"[{\"text\": \"a\", \"label\": 1}] x".to_vec(),
-            &["after.json", "something follows the array's end"],
-        ),
-        (
-            "empty.json",
-            b"[]".to_vec(),
-            &["empty.json", "it has no rows"],
-        ),
-        (
             "cut.parquet",
             cut(good(), 100),
             &["cut.parquet", "damaged, cut short or no parquet file"],
         ),
-        (
-            "text.parquet",
-            b"text,label\na,x\n".to_vec(),
-            &["text.parquet", "no parquet file"],
-        ),
-        ("empty.parquet", b"".to_vec(), &["empty.parquet is empty"]),
         (
             "binary.parquet",
             parquet(
@@ -445,18 +270,16 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
             ),
             &["nan.parquet: row 1 of row group 0: column \"label\": the label is NaN"],
         ),
-        (
-            "notes.txt",
-            b"text,label\na,x\n".to_vec(),
-            &["notes.txt is not a table", ".csv"],
-        ),
     ];
-    for (name, bytes, parts) in &cases {
-        let Err(error) = bench.load(name, bytes, as_it_is) else {
+    let given = TABLES
+        .iter()
+        .map(|(name, text, parts)| (*name, text.to_vec(), *parts));
+    for (name, bytes, parts) in given.chain(made) {
+        let Err(error) = bench.load(name, &bytes, as_it_is) else {
             panic!("{name} is taken as good")
         };
         let error = error.to_string();
-        for part in *parts {
+        for part in parts {
             assert!(error.contains(part), "{name}: {part:?} is not in {error:?}");
         }
     }

@@ -13,11 +13,11 @@ use xtrain_models::{
 };
 
 pub use super::columns::ClsDataSettings;
-use super::columns::{LabelUse, SampleTable, check_columns, labels_of};
+use super::columns::{self, LabelUse, check_columns, labels_of};
 use super::estimates::Estimates;
 use super::glue::Glue;
 use super::metrics::{Confusion, argmax, softmax};
-use super::{Context, Labelled, Length, Predicted, Task};
+use super::{Context, Labelled, Length, Predicted, Predicting, Task};
 use xtrain_data::padding::Padding;
 use xtrain_data::sequences::SequenceEncoder;
 use xtrain_data::settings::{PaddingSettings, SourceSettings};
@@ -67,6 +67,10 @@ impl Task for ClsDataSettings {
     }
 
     fn labelled(&self) -> Option<&dyn Labelled> {
+        Some(self)
+    }
+
+    fn predicting(&self) -> Option<&dyn Predicting> {
         Some(self)
     }
 
@@ -164,7 +168,9 @@ impl Labelled for ClsDataSettings {
         let named = self.glue.and_then(|task| task.classes_of(&found));
         Ok(named.unwrap_or(found))
     }
+}
 
+impl Predicting for ClsDataSettings {
     fn prediction_file(&self) -> &'static str {
         "predictions.csv"
     }
@@ -227,7 +233,7 @@ struct LabelledTexts {
 impl Recipe for LabelledTexts {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
         let labels = self.labels.clone();
-        Ok(Box::new(SampleTable::open(
+        Ok(Box::new(columns::open(
             path,
             &self.settings,
             labels,

@@ -391,7 +391,7 @@ fn empty_texts_are_rows_where_the_tokenizer_surrounds_them() {
             },
             needed: true,
         };
-        let table = SampleTable::open(path, &settings, labels, surrounds, Arc::default());
+        let table = columns::open(path, &settings, labels, surrounds, Arc::default());
         table.unwrap().next().unwrap()
     };
     for surrounds in [true, false] {

@@ -8,13 +8,13 @@ use std::sync::atomic::AtomicU64;
 
 use super::RunLabels;
 use super::glue::Glue;
+use super::table_file::{RowReader, TableFile};
 use xtrain_data::formats::cell::{Cell, IGNORED};
-use xtrain_data::formats::input::Bookmark;
 use xtrain_data::formats::table::{Row, Table};
 use xtrain_data::settings::{OnBadRow, PaddingSettings, SourceSettings};
 use xtrain_data::texts::not_text;
 use xtrain_data::whitespace;
-use xtrain_data::{Error, Label, LabelMap, Result, Sample, SampleFile};
+use xtrain_data::{Error, Label, LabelMap, Result, Sample};
 
 /// Classification and regression of texts.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,61 +153,46 @@ impl LabelUse {
     }
 }
 
-/// One open table of samples.
-pub struct SampleTable {
-    table: Table,
+/// What makes a labelled sample of a row.
+pub(super) struct LabelledTexts {
     columns: Columns,
     labels: LabelUse,
     /// The tokenizer puts tokens around a text, so that an empty one has some, too.
     empties_have_tokens: bool,
 }
 
-impl SampleTable {
-    /// Opens a table; raw bytes read are added to `count`. `empties_have_tokens`: the tokenizer puts
-    /// some around a text.
-    ///
-    /// # Errors
-    /// The file cannot be read, or has no column for the texts or the labels that are needed.
-    pub fn open(
-        path: &Path,
-        settings: &ClsDataSettings,
-        labels: LabelUse,
-        empties_have_tokens: bool,
-        count: Arc<AtomicU64>,
-    ) -> Result<SampleTable> {
-        let mut table = Table::open(path, &settings.source.table, count)?;
-        let columns = Columns::of(&table, settings, labels.needed)?;
-        table.choose(columns.chosen())?;
-        Ok(SampleTable {
-            table,
-            empties_have_tokens,
-            columns,
-            labels,
-        })
-    }
+/// Opens a table; raw bytes read are added to `count`. `empties_have_tokens`: the tokenizer puts some
+/// around a text.
+///
+/// # Errors
+/// The file cannot be read, or has no column for the texts or the labels that are needed.
+pub(super) fn open(
+    path: &Path,
+    settings: &ClsDataSettings,
+    labels: LabelUse,
+    empties_have_tokens: bool,
+    count: Arc<AtomicU64>,
+) -> Result<TableFile<LabelledTexts>> {
+    let mut table = Table::open(path, &settings.source.table, count)?;
+    let columns = Columns::of(&table, settings, labels.needed)?;
+    table.choose(columns.chosen())?;
+    let reader = LabelledTexts {
+        columns,
+        labels,
+        empties_have_tokens,
+    };
+    Ok(TableFile { table, reader })
 }
 
-impl SampleFile for SampleTable {
-    fn bookmark(&self) -> Bookmark {
-        self.table.bookmark()
-    }
-
-    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
-        self.table.resume(bookmark, Arc::default())
-    }
-
-    fn next(&mut self) -> Option<Result<Sample>> {
-        let row = self.table.next()?;
-        Some(row.and_then(|row| {
-            let names = self.table.columns();
-            sample(
-                row,
-                names,
-                &self.columns,
-                &self.labels,
-                self.empties_have_tokens,
-            )
-        }))
+impl RowReader for LabelledTexts {
+    fn sample(&self, names: &[String], row: Row) -> Result<Sample> {
+        sample(
+            row,
+            names,
+            &self.columns,
+            &self.labels,
+            self.empties_have_tokens,
+        )
     }
 
     fn has_pairs(&self) -> bool {

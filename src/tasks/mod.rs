@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod answers;
+mod chats;
 pub mod clm;
 pub mod cls;
 mod columns;
@@ -20,7 +21,9 @@ pub mod masking;
 mod metrics;
 pub mod mlm;
 pub mod preferences;
+pub mod scores;
 pub mod sft;
+mod table_file;
 pub mod token_cls;
 
 use std::fmt::Debug;
@@ -44,6 +47,7 @@ pub use cls::ClsDataSettings;
 pub use glue::Glue;
 pub use mlm::MlmDataSettings;
 pub use preferences::{PreferenceDataSettings, PreferenceLoss};
+pub use scores::ScoreDataSettings;
 pub use sft::SftDataSettings;
 pub use token_cls::TokenClsDataSettings;
 
@@ -56,6 +60,8 @@ pub enum TaskPlan {
     Sft(SftDataSettings),
     /// Preferences: pairs of answers, reward models, good and bad answers.
     Preferences(PreferenceDataSettings),
+    /// Scores of a reward model.
+    Scores(ScoreDataSettings),
     /// Masked language modelling.
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
@@ -72,6 +78,7 @@ impl Deref for TaskPlan {
             TaskPlan::Clm(task) => task,
             TaskPlan::Sft(task) => task,
             TaskPlan::Preferences(task) => task,
+            TaskPlan::Scores(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
             TaskPlan::TokenCls(task) => task,
@@ -161,6 +168,11 @@ pub trait Task: Debug + Send + Sync {
         None
     }
 
+    /// What its models predict of the rows of a test set, if they do.
+    fn predicting(&self) -> Option<&dyn Predicting> {
+        None
+    }
+
     /// How files become rows and rows batches; `needs_labels`: a sample without is an error.
     ///
     /// # Errors
@@ -214,7 +226,7 @@ pub trait Task: Debug + Send + Sync {
     }
 }
 
-/// A task whose labels have names, and which can therefore predict them.
+/// A task whose labels have names.
 pub trait Labelled {
     /// How the classes of saved models end that have such labels.
     fn class(&self) -> &'static str;
@@ -237,7 +249,10 @@ pub trait Labelled {
     /// # Errors
     /// A file cannot be read, or what it has are no labels.
     fn of_data(&self) -> Result<LabelMap>;
+}
 
+/// A task whose models predict something of each row of a test set.
+pub trait Predicting {
     /// The name of the file with predictions in a run's output directory.
     fn prediction_file(&self) -> &'static str;
 
@@ -533,6 +548,8 @@ pub fn stream(task: &dyn Task, context: &Context, buffer: usize) -> Result<Strea
 
 #[cfg(test)]
 mod bad_inputs;
+#[cfg(test)]
+mod bad_tables;
 #[cfg(test)]
 mod batch_tests;
 #[cfg(test)]

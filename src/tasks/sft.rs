@@ -13,7 +13,6 @@ mod shape;
 mod turns;
 
 pub(crate) use borders::common;
-pub(crate) use file::messages;
 pub use settings::SftDataSettings;
 
 use std::path::Path;
@@ -27,7 +26,6 @@ use xtrain_models::{HeadKind, IGNORED_LABEL, NextToken, Objective};
 use super::language::TokenAccuracy;
 use super::{Context, Length, Task, TaskPlan};
 use encoder::Encoder;
-use file::ExampleFile;
 use xtrain_data::chat_template::ChatTemplate;
 use xtrain_data::padding::Padding;
 use xtrain_data::rows::{Totals, flag};
@@ -222,7 +220,7 @@ impl Recipe for Examples {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
         let tokenizer = &self.encoder.tokenizer;
         let (settings, vocabulary) = (&self.settings, self.vocabulary);
-        let file = ExampleFile::open(settings, tokenizer, vocabulary, path, count)?;
+        let file = file::examples(settings, tokenizer, vocabulary, path, count)?;
         Ok(Box::new(file))
     }
 

@@ -1,5 +1,6 @@
 //! Words with labels: pieces, columns, entities, and what is wrong with a file.
 
+use super::entities::entities;
 use super::*;
 use crate::bad_inputs::letters;
 use crate::test_support::{context, examples, labels};
@@ -112,10 +113,7 @@ fn equals_run_ner(dir: &Path, golden: &Path) {
     let mask = batch.attention_mask.unwrap().mapv(i32::from);
     assert_eq!(flat(&mask), numbers("attention_mask"));
 
-    let mut scores = Entities {
-        names: names.clone(),
-        ..Entities::default()
-    };
+    let mut scores = Entities::new(&names, false);
     let id = |name: &Value| names.iter().position(|known| name == known).unwrap();
     let ids = |row: &Value| row.as_array().unwrap().iter().map(id).collect::<Vec<_>>();
     let (truth, predicted) = (&meta["truth"], &meta["predicted"]);
@@ -151,11 +149,7 @@ fn scores_by_kind_of_entity_equal_seqevals() {
             let id = |label: String| names.iter().position(|name| *name == label).unwrap();
             strings(row).into_iter().map(id).collect()
         };
-        let mut scores = Entities {
-            names: names.clone(),
-            by_kind: true,
-            ..Entities::default()
-        };
+        let mut scores = Entities::new(&names, true);
         let known = scores.names();
         let truth = case["truth"].as_array().unwrap().iter();
         for (truth, predicted) in truth.zip(case["predicted"].as_array().unwrap()) {

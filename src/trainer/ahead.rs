@@ -126,7 +126,8 @@ impl Ahead<'_, '_> {
             steps.push((name.to_string(), recording.cut(name)?));
             Ok(())
         };
-        if !shapes.train.is_empty() {
+        let target = session.cache().target();
+        if !shapes.train.is_empty() && matmul_peak::is_unknown(target, step.precision()) {
             let mut recording = session.begin_abstract(state.clone());
             matmul_peak::record_abstract(&mut recording, step.precision())?;
             add(&recording, matmul_peak::GRAPH_NAME)?;
@@ -161,7 +162,7 @@ impl Ahead<'_, '_> {
         {
             let mut recording = session.begin_abstract(state.clone());
             let inputs = abstract_batch(&mut recording, shape);
-            step.record(&mut recording, &inputs, phase, 0, 0)?;
+            step.record(&mut recording, &inputs, phase)?;
             add(
                 &recording,
                 &graph_name(phase.graph_name(), shape.variant.as_deref()),

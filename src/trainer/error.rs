@@ -12,6 +12,10 @@ pub enum Error {
     #[error("feed `{name}` was declared for compiling only and has no value: a defect of xtrain")]
     AbstractFeed { name: String },
     #[error(
+        "graph `{name}`, recorded again for feeds of the same shapes, is another: a defect of xtrain"
+    )]
+    StepChanged { name: String },
+    #[error(
         "the {what} became {value} at step {step} (loss {loss}, gradient norm {grad_norm}, learning rate {learning_rate:e}); \
          {kept}. Lower --learning_rate, add --warmup_steps or check the data around that step"
     )]

@@ -3,7 +3,7 @@
 
 use super::error::Result;
 use super::feed::{DeviceBatch, feed_batch, graph_name};
-use super::session::{EachReplica, Recording, Session};
+use super::session::{EachReplica, RecordedSteps, Recording, Session};
 use super::step::{means, parameter_tensors};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -204,13 +204,15 @@ pub fn evaluate(
         batches: 0,
         metrics,
     };
+    let mut steps = RecordedSteps::default();
     let mut pending: Option<Pending> = None;
     for batch in batches {
         let batch = batch?;
-        let mut recording = session.begin();
-        let inputs = feed_batch(&mut recording, &batch);
-        record(&mut recording, model, objective, &inputs, &*totals.metrics)?;
-        let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
+        let name = graph_name(GRAPH_NAME, batch.variant.as_deref());
+        let marked = session.step(&mut steps, &name, batch.to_feeds(), true, |recording| {
+            let inputs = feed_batch(recording, &batch);
+            record(recording, model, objective, &inputs, &*totals.metrics)
+        })?;
         let sums = marked.start_reading_each(SUMS)?;
         if let Some(earlier) = pending.replace(Pending {
             sums,

@@ -4,7 +4,7 @@
 //! Letters: B rows of one replica, T tokens, N = B * T, K positions that have a label.
 
 use super::mesh_devices::Buffers;
-use super::session::Recording;
+use super::session::{Feeds, Recording};
 use std::sync::Arc;
 use xtrain_graphs::DType;
 use xtrain_models::{
@@ -57,6 +57,15 @@ impl DeviceBatch {
     /// The same with labels.
     pub fn full(input_ids: Buffers, labels: Buffers) -> Self {
         DeviceBatch::of(input_ids, vec![(LABELS, labels)])
+    }
+
+    /// What a step is fed of it.
+    pub fn to_feeds(&self) -> Feeds {
+        let mut feeds = Feeds::begin();
+        for (name, value) in &self.feeds {
+            feeds.add(name, value.clone());
+        }
+        feeds
     }
 
     /// The feed of this name, if it has one.

@@ -6,7 +6,7 @@
 pub use super::sampling::Sampling;
 
 use super::error::{Error, Result};
-use super::session::Session;
+use super::session::{Feeds, RecordedSteps, Recording, Session};
 use super::step::parameter_tensors;
 use std::rc::Rc;
 use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
@@ -249,6 +249,7 @@ struct Forward<'a> {
     filled: usize,
     /// Tokens of the text that the cache holds already.
     reused: usize,
+    steps: RecordedSteps,
 }
 
 impl<'a> Forward<'a> {
@@ -280,6 +281,7 @@ impl<'a> Forward<'a> {
             first: lengths.map(|length| (width - length) as i32).collect(),
             filled: width,
             reused: 0,
+            steps: RecordedSteps::default(),
         };
         if let (Some(before), [text]) = (before, request.prompts) {
             forward.go_on(before, text, most);
@@ -365,40 +367,51 @@ impl<'a> Forward<'a> {
     fn run(&mut self, name: &str, ids: &[i32], start: Option<usize>) -> Result<Vec<f32>> {
         let rows = self.first.len();
         let dims = [rows, ids.len() / rows];
-        let mut recording = self.session.begin();
-        recording.evaluates();
-        let mut feed = |name: &str, values: &[i32], dims: &[usize]| {
+        let mut feeds = Feeds::begin();
+        let mut feed = |name: &'static str, values: &[i32], dims: &[usize]| -> Result<Shape> {
             let shape = Shape::new(DType::S32, dims);
-            recording.feed_host(name, bytemuck::cast_slice(values), &shape)
+            let value = self.session.upload(bytemuck::cast_slice(values), &shape)?;
+            feeds.add(name, value);
+            Ok(shape)
         };
-        let input_ids = feed("input_ids", ids, &dims)?;
+        let ids = feed("input_ids", ids, &dims)?;
         let first = feed("first_column", &self.first, &[rows])?;
-        let start = start
-            .map(|start| feed("column", &[start as i32], &[]))
-            .transpose()?;
-        let mut layers = Vec::new();
-        for layer in 0..self.model.layers().len() {
-            let [key, value] = cache_names(layer);
-            layers.push([recording.state(&key)?, recording.state(&value)?]);
-        }
-        let cache = Rc::new(KvCache::new(layers, first, start));
-        let weights = parameter_tensors(&mut recording, &self.model.parameters())?;
-        let trace = recording.trace().clone();
-        let weights = Weights::new(&trace, &weights);
-        let batch = TokenBatch {
-            cache: Some(cache.clone()),
-            ..TokenBatch::new(input_ids)
-        };
-        let hidden = self.model.hidden(&weights, &batch, &DropoutRng::off())?;
-        let hidden = last_of_each(&hidden, dims)?;
-        for (layer, kv) in cache.take_extended().iter().enumerate() {
-            for (name, tensor) in cache_names(layer).iter().zip(kv) {
-                recording.assign(name, tensor)?;
+        let start = start.map(|start| feed("column", &[start as i32], &[]));
+        let start = start.transpose()?;
+        let model = self.model;
+        let record = |recording: &mut Recording| {
+            recording.evaluates();
+            let input_ids = recording.given("input_ids", &ids);
+            let first = recording.given("first_column", &first);
+            let start = start.as_ref().map(|start| recording.given("column", start));
+            let mut layers = Vec::new();
+            for layer in 0..model.layers().len() {
+                let [key, value] = cache_names(layer);
+                layers.push([recording.state(&key)?, recording.state(&value)?]);
             }
-        }
-        let logits = self.model.head(&weights, &hidden, &DropoutRng::off())?;
-        recording.fetch("logits", &logits.convert(DType::F32)?);
-        Ok(recording.mark_step(name)?.fetched("logits").download_to()?)
+            let cache = Rc::new(KvCache::new(layers, first, start));
+            let weights = parameter_tensors(recording, &model.parameters())?;
+            let trace = recording.trace().clone();
+            let weights = Weights::new(&trace, &weights);
+            let batch = TokenBatch {
+                cache: Some(cache.clone()),
+                ..TokenBatch::new(input_ids)
+            };
+            let hidden = model.hidden(&weights, &batch, &DropoutRng::off())?;
+            let hidden = last_of_each(&hidden, dims)?;
+            for (layer, kv) in cache.take_extended().iter().enumerate() {
+                for (name, tensor) in cache_names(layer).iter().zip(kv) {
+                    recording.assign(name, tensor)?;
+                }
+            }
+            let logits = model.head(&weights, &hidden, &DropoutRng::off())?;
+            recording.fetch("logits", &logits.convert(DType::F32)?);
+            Ok(())
+        };
+        let outputs = self
+            .session
+            .step(&mut self.steps, name, feeds, true, record)?;
+        Ok(outputs.fetched("logits").download_to()?)
     }
 
     /// Logits `[B, V]` after texts of which nothing is kept. They are padded on the right, where

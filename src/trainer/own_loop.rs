@@ -6,8 +6,8 @@
 use super::error::Result;
 use super::session::parameters::constant;
 use super::session::{Recording, Session};
-use super::step::optimizer_step::{feed_scalars, state_name, state_tensors};
-use xtrain_graphs::optim::{Optimizer, ParameterInfo, Update};
+use super::step::optimizer_step::{SCALARS, state_name, state_tensors};
+use xtrain_graphs::optim::{Optimizer, ParameterInfo, StepScalars, Update, step_feed};
 use xtrain_graphs::{DType, Shape, Tensor};
 use xtrain_parallel::Axis;
 
@@ -84,7 +84,10 @@ impl ParameterSet {
         let trace = recording.trace().clone();
         let _scope = trace.update_scope("optimizer");
         let optimizer = &*self.optimizer;
-        let scalars = feed_scalars(recording, optimizer, learning_rate, step)?;
+        let scalars = step_feed(optimizer, learning_rate, step + 1);
+        let shape = Shape::new(DType::F32, [scalars.len()]);
+        let scalars = recording.feed_host(SCALARS, bytemuck::cast_slice(&scalars), &shape)?;
+        let scalars = StepScalars::of(&scalars)?;
         let scale = trace.constant(1.0, DType::F32)?;
         for ((name, dims), gradient) in self.parameters.iter().zip(gradients) {
             let _scope = trace.scope(name);

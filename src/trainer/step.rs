@@ -18,20 +18,21 @@ pub use state::placements;
 
 use super::error::Result;
 use super::feed::{DeviceBatch, feed_batch, graph_name};
+use super::mesh_devices::Buffers;
 use super::session::parameters::ExtraState;
-use super::session::{Recording, Session, StepOutputs};
+use super::session::{RecordedSteps, Recording, Session, StepOutputs};
 use super::settings::{OptimizerSettings, WeightStorage};
 use gradients::Gradients;
 use optimizer_step::OptimizerStep;
 use state::StateOptions;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_graphs::optim::Schedule;
 use xtrain_graphs::{
     Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with, step_key,
 };
 use xtrain_models::{Forward, HeldArray, Inputs, Model, Objective, ParameterSpec, Weight, Weights};
-use xtrain_parallel::{Axis, Placements};
+use xtrain_parallel::{Axis, Mesh, Placements};
 
 /// Whether a microbatch ends an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,7 @@ pub struct TrainStep<'m> {
     precision: Precision,
     checkpointing: Checkpointing,
     embedding_noise: f64,
+    recorded: Mutex<RecordedSteps>,
 }
 
 impl<'m> TrainStep<'m> {
@@ -94,6 +96,7 @@ impl<'m> TrainStep<'m> {
             precision: Precision::F32,
             checkpointing: Checkpointing::Off,
             embedding_noise: 0.0,
+            recorded: Mutex::default(),
         }
     }
 
@@ -101,6 +104,7 @@ impl<'m> TrainStep<'m> {
     pub fn with_embedding_noise(self, alpha: f64) -> Self {
         TrainStep {
             embedding_noise: alpha,
+            recorded: Mutex::default(),
             ..self
         }
     }
@@ -109,6 +113,7 @@ impl<'m> TrainStep<'m> {
     /// are several replicas.
     pub fn with_buckets(mut self, bucket_bytes: usize) -> Self {
         self.optimizer_step.bucket_bytes = bucket_bytes;
+        self.recorded = Mutex::default();
         self
     }
 
@@ -116,13 +121,18 @@ impl<'m> TrainStep<'m> {
     pub fn with_checkpointing(self, checkpointing: Checkpointing) -> Self {
         TrainStep {
             checkpointing,
+            recorded: Mutex::default(),
             ..self
         }
     }
 
     /// The same with its matmuls in another precision and, where that needs it, with a scaled loss.
     pub fn with_precision(self, precision: Precision) -> Self {
-        TrainStep { precision, ..self }
+        TrainStep {
+            precision,
+            recorded: Mutex::default(),
+            ..self
+        }
     }
 
     /// The model.
@@ -212,31 +222,32 @@ impl<'m> TrainStep<'m> {
         step: u64,
         microstep: u64,
     ) -> Result<StepOutputs> {
-        let mut recording = session.begin();
-        let inputs = feed_batch(&mut recording, batch);
-        self.record(&mut recording, &inputs, phase, step, microstep)?;
-        let name = graph_name(phase.graph_name(), batch.variant.as_deref());
-        match phase {
-            Phase::Accumulate => recording.mark_microbatch(&name),
-            Phase::Update { .. } => recording.mark_step(&name),
+        let mut feeds = batch.to_feeds();
+        feeds.add(RANDOM_KEY, random_key(session, self.seed, microstep)?);
+        let ends = matches!(phase, Phase::Update { .. });
+        if ends {
+            let scalars = self.optimizer_step.scalars(step);
+            let shape = self.optimizer_step.scalars_shape();
+            let scalars = session.upload(bytemuck::cast_slice(&scalars), &shape)?;
+            feeds.add(optimizer_step::SCALARS, scalars);
         }
+        let name = graph_name(phase.graph_name(), batch.variant.as_deref());
+        let recorded = self.recorded.lock();
+        let mut recorded = recorded.unwrap_or_else(PoisonError::into_inner);
+        session.step(&mut recorded, &name, feeds, ends, |recording| {
+            let inputs = feed_batch(recording, batch);
+            self.record(recording, &inputs, phase)
+        })
     }
 
     /// The step itself, on inputs that may be real or abstract.
     ///
     /// # Errors
     /// If the model or the optimizer cannot be recorded.
-    pub fn record(
-        &self,
-        recording: &mut Recording,
-        inputs: &Inputs,
-        phase: Phase,
-        step: u64,
-        microstep: u64,
-    ) -> Result<()> {
+    pub fn record(&self, recording: &mut Recording, inputs: &Inputs, phase: Phase) -> Result<()> {
         recording.set_precision(self.precision);
-        let rng = feed_dropout_rng(recording, self.seed, microstep)?
-            .with_embedding_noise(self.embedding_noise);
+        let key = recording.given(RANDOM_KEY, &random_key_shape(recording.mesh()));
+        let rng = DropoutRng::keyed(key).with_embedding_noise(self.embedding_noise);
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
         let outcome = {
@@ -274,25 +285,31 @@ impl<'m> TrainStep<'m> {
             Phase::Update { accumulated: false } => gradients,
         };
         self.optimizer_step
-            .record(recording, &self.trained, &leaves, gradients, step)
+            .record(recording, &self.trained, &leaves, gradients)
     }
 }
 
-/// The random key of one microbatch, of its number in the run, and, where the batch is cut for
-/// several replicas, the number of the shard.
-fn feed_dropout_rng(recording: &mut Recording, seed: u64, microstep: u64) -> Result<DropoutRng> {
-    let mesh = recording.mesh();
-    let shards = mesh.batch_shards();
+/// The feed of a microbatch's random key.
+const RANDOM_KEY: &str = "random_key";
+
+/// Two words and, where the batch is cut for several replicas, the number of the shard.
+fn random_key_shape(mesh: Mesh) -> Shape {
+    let words = if mesh.batch_shards() == 1 { 2 } else { 3 };
+    Shape::new(DType::U32, [words])
+}
+
+/// The random key of one microbatch, of its number in the run.
+fn random_key(session: &Session, seed: u64, microstep: u64) -> Result<Buffers> {
+    let mesh = session.mesh();
     let [first, second] = step_key(seed, microstep);
-    let keys: Vec<[u32; 3]> = (0..shards as u32)
+    let keys: Vec<[u32; 3]> = (0..mesh.batch_shards() as u32)
         .map(|shard| [first, second, shard])
         .collect();
-    let words = if shards == 1 { 2 } else { 3 };
-    let shape = Shape::new(DType::U32, [words]);
-    let key = recording.feed_host_each("random_key", &shape, |replica| {
-        bytemuck::cast_slice(&keys[mesh.batch_shard(replica)][..words])
-    })?;
-    Ok(DropoutRng::keyed(key))
+    let shape = random_key_shape(mesh);
+    session.upload_each(&shape, |replica| {
+        let words = &keys[mesh.batch_shard(replica)][..shape.elements()];
+        bytemuck::cast_slice(words)
+    })
 }
 
 /// Every parameter of the model, as the recording's replica holds it.

@@ -59,10 +59,17 @@ fn build_kernels() {
     ];
     let pass_avx2 = [&pass[..], &["-mavx2"]].concat();
     let pass_avx512 = [&pass[..], &AVX512].concat();
-    let mut units = vec![("find", &[][..]), ("calls", &[]), ("loops_baseline", &pass)];
+    let mut units = vec![
+        ("find", &[][..]),
+        ("cost_model", &[]),
+        ("wait", &[]),
+        ("measure", &[]),
+        ("calls", &[]),
+        ("loops_baseline", &pass),
+    ];
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         units.extend([
-            ("avx2_f32", &["-mavx2", "-mfma"][..]),
+            ("avx2", &["-mavx2", "-mfma"][..]),
             ("avx512_f32", &AVX512),
             ("avx512_bf16", &pairs),
             ("amx_bf16", &amx),

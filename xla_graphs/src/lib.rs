@@ -8,6 +8,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+mod cost_model;
 mod dtype;
 mod error;
 mod finish;

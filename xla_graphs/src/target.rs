@@ -25,6 +25,8 @@ pub struct CpuKernels {
     pub f32: Option<CpuKernel>,
     /// Everything else that it computes.
     pub calls: CallSet,
+    /// That compute; with 0 as with the two that everything was measured with.
+    pub threads: u16,
 }
 
 impl CpuKernels {
@@ -38,6 +40,7 @@ impl CpuKernels {
             bf16: best(DType::BF16),
             f32: best(DType::F32),
             calls: CallSet::all_of(Library::Plugin),
+            threads: 0,
         }
     }
 }
@@ -78,8 +81,16 @@ impl std::fmt::Display for NeuronChip {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::Cpu(CpuKernels { bf16, f32, calls }) => {
+            Target::Cpu(CpuKernels {
+                bf16,
+                f32,
+                calls,
+                threads,
+            }) => {
                 f.write_str("cpu")?;
+                if *threads > 2 {
+                    write!(f, " of {threads} threads")?;
+                }
                 let mut kernels: Vec<&str> = Vec::new();
                 for kernel in [bf16, f32].into_iter().flatten() {
                     kernels.push(kernel.name());
@@ -130,6 +141,7 @@ impl Target {
         bf16: None,
         f32: None,
         calls: CallSet::NONE,
+        threads: 0,
     });
 
     /// As `--device` names it.

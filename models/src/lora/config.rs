@@ -86,6 +86,8 @@ pub struct LoraConfig {
     pub tokens: Vec<usize>,
     /// `layers_pattern`: what the list of layers is called; empty: any name.
     pub layers_pattern: Vec<String>,
+    /// `ensure_weight_tying`: what is added to a head and to the token embeddings that it is tied to is one.
+    pub ties: bool,
 }
 
 impl Default for LoraConfig {
@@ -108,6 +110,7 @@ impl Default for LoraConfig {
             layers: Vec::new(),
             tokens: Vec::new(),
             layers_pattern: Vec::new(),
+            ties: false,
         }
     }
 }
@@ -117,10 +120,9 @@ const MOST_TOKENS: usize = 512;
 
 /// Settings of `adapter_config.json` under which an adapter is another function than what is
 /// implemented, unless they have one of the values that say "off".
-const REFUSED: [(&str, &str); 14] = [
+const REFUSED: [(&str, &str); 13] = [
     ("alora_invocation_tokens", "aLoRA is not implemented"),
     ("arrow_config", "Arrow is not implemented"),
-    ("ensure_weight_tying", "tied adapters are not implemented"),
     ("kasa_config", "KaSA is not implemented"),
     ("layer_replication", "repeated layers are not implemented"),
     ("lora_ga_config", "LoRA-GA is not implemented"),
@@ -179,6 +181,7 @@ impl LoraConfig {
             layers: file.counts("layers_to_transform")?,
             tokens: file.tokens()?,
             layers_pattern: file.texts("layers_pattern")?,
+            ties: file.flag("ensure_weight_tying")?,
         };
         config.check(source)?;
         Ok(config)
@@ -304,6 +307,7 @@ impl LoraConfig {
             ("alpha_pattern", Value::Object(alphas)),
             ("base_model_name_or_path", json!(self.base)),
             ("bias", json!(self.bias.name())),
+            ("ensure_weight_tying", json!(self.ties)),
             (
                 "exclude_modules",
                 self.exclude.as_ref().map_or(Value::Null, modules),

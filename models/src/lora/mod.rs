@@ -42,6 +42,8 @@ pub struct Adapter {
     config: LoraConfig,
     /// By the names of modules.
     layers: BTreeMap<String, LoraLayer>,
+    /// The tables of tokens whose matrices other layers have the other way round, by the names of these.
+    tied: BTreeMap<String, String>,
     /// Modules that are trained whole.
     saved: BTreeSet<String>,
     /// The table of tokens some of whose rows are trained.
@@ -81,7 +83,12 @@ impl Adapter {
         usual: Option<&[&str]>,
     ) -> Result<Adapter> {
         let config = config.for_head(head);
-        let found = config.targets_of(&declaration.linears, usual);
+        let mut found = config.targets_of(&declaration.linears, usual);
+        let tied = if config.ties {
+            with_tied(&mut found, declaration)
+        } else {
+            BTreeMap::new()
+        };
         if found.is_empty() {
             return Err(Error::NothingToAdapt {
                 known: last_parts(&declaration.linears),
@@ -94,7 +101,7 @@ impl Adapter {
             saved.extend(config.saved_above(module).map(str::to_string));
         }
         check_saved(&config, &saved, parameters().map(|p| p.name.as_str()))?;
-        check_tied(&saved, &declaration.parameters)?;
+        check_tied(&saved, &declaration.parameters, config.ties)?;
         if config.dora
             && let Some(table) = found.iter().find(|linear| linear.is_embedding)
         {
@@ -112,6 +119,10 @@ impl Adapter {
         }
         let layer = |linear: &&AdaptableModule| {
             let (rank, scale) = config.rank_and_scale(&linear.name);
+            // Its scale is its own, as PEFT has it.
+            let rank = tied
+                .get(&linear.name)
+                .map_or(rank, |table| config.rank_and_scale(table).0);
             let layer = LoraLayer {
                 rank,
                 scale,
@@ -125,6 +136,7 @@ impl Adapter {
         };
         Ok(Adapter {
             layers: found.iter().map(layer).collect(),
+            tied: tied.clone(),
             targets: target_names(&found, &declaration.linears),
             token_table: token_table(&config, declaration)?,
             unmatched: config.unmatched(&declaration.linears),
@@ -148,6 +160,12 @@ impl Adapter {
     /// What is added to the linear layer of this name.
     pub fn layer(&self, module: &str) -> Option<&LoraLayer> {
         self.layers.get(module)
+    }
+
+    /// The table of tokens whose matrices this layer's are, the other way round: A is the transpose of the
+    /// table's B, and B that of its A.
+    pub fn tied_table(&self, module: &str) -> Option<&str> {
+        self.tied.get(module).map(String::as_str)
     }
 
     /// Every adapted layer by its module's name.
@@ -316,9 +334,39 @@ fn token_table(config: &LoraConfig, declaration: &Declaration) -> Result<Option<
     Ok(table.map(|table| table.name.clone()))
 }
 
+/// Adds to the layers that are adapted those whose matrices are tied to one of them. Gives of each that is no
+/// table of tokens the table.
+fn with_tied<'d>(
+    found: &mut Vec<&'d AdaptableModule>,
+    declaration: &'d Declaration,
+) -> BTreeMap<String, String> {
+    let mut tied = BTreeMap::new();
+    for parameter in &declaration.parameters {
+        let has = |module: &AdaptableModule| {
+            let mut names = parameter.names();
+            names.any(|name| name.strip_suffix(".weight") == Some(module.name.as_str()))
+        };
+        let modules = declaration.linears.iter().filter(|module| has(module));
+        let modules: Vec<&AdaptableModule> = modules.collect();
+        let is_found = |module: &AdaptableModule| found.iter().any(|it| it.name == module.name);
+        let Some(table) = modules.iter().find(|module| module.is_embedding) else {
+            continue;
+        };
+        if !modules.iter().any(|module| is_found(module)) {
+            continue;
+        }
+        let new = modules.iter().filter(|module| !is_found(module));
+        let new: Vec<&AdaptableModule> = new.copied().collect();
+        found.extend(new);
+        let others = modules.iter().filter(|module| !module.is_embedding);
+        tied.extend(others.map(|module| (module.name.clone(), table.name.clone())));
+    }
+    tied
+}
+
 /// A matrix that is tied to another module's is saved by itself only where the other module has one of its
-/// own: PEFT trains a copy, and the other module keeps the original.
-fn check_tied(saved: &BTreeSet<String>, parameters: &[ParameterSpec]) -> Result<()> {
+/// own: PEFT trains a copy, and the other module keeps the original, unless `ties` asks for one copy of both.
+fn check_tied(saved: &BTreeSet<String>, parameters: &[ParameterSpec], ties: bool) -> Result<()> {
     let module = |name: &str| {
         name.rsplit_once('.')
             .map_or(name, |(module, _)| module)
@@ -332,7 +380,8 @@ fn check_tied(saved: &BTreeSet<String>, parameters: &[ParameterSpec]) -> Result<
     };
     for parameter in parameters {
         let mut others = parameter.aliases.iter();
-        if is_in(&parameter.name) && !others.all(|alias| is_in(alias)) {
+        let is_apart = is_in(&parameter.name) && !others.clone().all(|alias| is_in(alias));
+        if is_apart || ties && others.any(|alias| is_in(alias)) {
             return Err(Error::TiedToSave {
                 module: module(&parameter.name),
                 other: module(&parameter.aliases[0]),
@@ -381,4 +430,31 @@ fn target_names(found: &[&AdaptableModule], linears: &[AdaptableModule]) -> Vec<
     };
     let names: BTreeSet<String> = found.iter().map(name).collect();
     names.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of the two that are tied is enough, and the head has no matrices of its own.
+    #[test]
+    fn a_tied_head_and_its_table_have_one_pair_of_matrices() {
+        for target in ["wte", "lm_head"] {
+            let config = crate::preset("gpt2").unwrap();
+            let base = crate::build(config, HeadKind::CausalLm).unwrap();
+            let config = LoraConfig {
+                targets: Modules::Names(vec![target.into()]),
+                ties: true,
+                ..LoraConfig::default()
+            };
+            let model = crate::adapt(base, config).unwrap();
+            let trained = model.parameters().into_iter().filter(|p| p.trained);
+            let names: Vec<String> = trained.map(|parameter| parameter.name).collect();
+            let expected = [EMBEDDING_A, EMBEDDING_B].map(|part| format!("transformer.wte.{part}"));
+            assert_eq!(names, expected, "{target}");
+            let adapter = model.adapter().unwrap();
+            assert_eq!(adapter.tied_table("lm_head"), Some("transformer.wte"));
+            assert_eq!(adapter.config_file()["ensure_weight_tying"], true);
+        }
+    }
 }

@@ -185,7 +185,8 @@ fn int8(rows: &[f32], inputs: usize) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// The values of 8 bits with an exponent of as many as a value needs (Dettmers 2015, "8-Bit Approximations
-/// for Parallelism in Deep Learning"), in rising order.
+/// for Parallelism in Deep Learning"), in rising order. Those of 8-bit moments ([`xtrain_graphs::op::DynamicMap`]) to a last bit:
+/// here codes have to be bitsandbytes', whose values torch rounds on the way; there the CPU computes them.
 pub(super) fn dynamic() -> [f32; 256] {
     let mut values = vec![0.0, 1.0];
     for exponent in 0..7i32 {

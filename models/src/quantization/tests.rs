@@ -133,3 +133,13 @@ fn zeros_have_a_code() {
         assert_eq!(own.dequantize(&arrays, &[2, 64]), [0.0; 128]);
     }
 }
+
+/// The table of nested factors and that of 8-bit moments are one, up to what torch rounds.
+#[test]
+fn nested_factors_have_the_values_of_8_bit_moments() {
+    let computed = xtrain_graphs::op::DynamicMap::Signed.entries();
+    for (ours, computed) in dynamic().into_iter().zip(computed) {
+        let bar = 1.2e-7 * computed.abs();
+        assert!((ours - computed).abs() <= bar, "{ours} and {computed}");
+    }
+}

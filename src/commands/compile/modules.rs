@@ -46,7 +46,7 @@ pub fn run(plan: RunPlan, check: bool, export: Option<&Path>) -> Result<Outcome,
     };
     let target = match (plan.device.kind, &neuron) {
         (Device::Cpu, _) => settings
-            .cpu_target()
+            .cpu_target(&plan.cache)
             .map_err(failed("opening the XLA library"))?,
         (Device::Cuda, _) => {
             settings.cuda_target(plan.target.map_or(LEAST_CAPABILITY, Gpu::capability))

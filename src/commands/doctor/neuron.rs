@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cache::CacheSettings;
 use xtrain_engine::failed;
-use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, Schedule};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{HeadKind, NextToken};
 use xtrain_parallel::Mesh;
@@ -245,12 +245,7 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         weight_decay: 0.0,
         ..OptimizerSettings::constant(ADAMW, 1e-2)
     };
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: optimizer.learning_rate,
-        warmup: 0,
-        total: 2,
-    };
+    let schedule = Schedule::constant(optimizer.learning_rate);
     let train_step = TrainStep::new(
         &*model,
         Arc::new(NextToken::default()),

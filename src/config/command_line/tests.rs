@@ -156,177 +156,180 @@ fn a_settings_file_may_stand_alone() {
     );
 }
 
+/// Lines with a name that is unknown or not taken there, and the hint that their first mistake gets.
+const HINTS: &[(&str, &str)] = &[
+    (
+        "train clm --learning-rte 1",
+        "did you mean `--learning_rate`?",
+    ),
+    (
+        "train clm --lr_schedule linear",
+        "did you mean `--lr_scheduler_type`?",
+    ),
+    ("trian clm", "did you mean `xtrain train`?"),
+    ("train mml", "did you mean `xtrain train mlm`?"),
+    (
+        "eval translation",
+        "models of an encoder with a decoder are not built; `xtrain train sft` learns completions of prompts",
+    ),
+    (
+        "eval xyz",
+        "the tasks of `xtrain eval` are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
+    ),
+    ("train llm", "did you mean `xtrain train clm`?"),
+    ("predict ner", "did you mean `xtrain predict token-cls`?"),
+    (
+        "predict clm",
+        "`xtrain predict` is for reward, cls, token-cls; texts are continued by `xtrain generate`",
+    ),
+    ("train orpo", "did you mean `xtrain train dpo`?"),
+    (
+        "train reward_modeling",
+        "did you mean `xtrain train reward`?",
+    ),
+    (
+        "train simpo",
+        "it is not supported; `xtrain train dpo` learns from pairs with many losses (--loss_type), also without a reference (orpo)",
+    ),
+    (
+        "train foo.txt",
+        "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
+    ),
+    ("sft", "did you mean `xtrain train sft`?"),
+    ("clm", "did you mean `xtrain train clm`?"),
+    ("mlm", "did you mean `xtrain train mlm`?"),
+    ("cls", "did you mean `xtrain train cls`?"),
+    ("token-cls", "did you mean `xtrain train token-cls`?"),
+    (
+        "chat",
+        "use `xtrain generate --chat --model_name_or_path DIR`",
+    ),
+    ("zzz", "`xtrain --help` lists the commands"),
+    ("cache prun", "did you mean `xtrain cache prune`?"),
+    (
+        "generate --learning_rate 1",
+        "that one belongs to `xtrain train`, `xtrain compile`, `xtrain fit`; \
+         `xtrain generate --help` lists what this command takes",
+    ),
+    (
+        "predict token-cls --learning_rate 1",
+        "that one belongs to `xtrain train token-cls`, `xtrain compile token-cls`, `xtrain fit token-cls`; \
+         `xtrain predict token-cls --help` lists what this command takes",
+    ),
+    ("train clm --save_strategy epochs", "did you mean `epoch`?"),
+    ("train mlm --model_type brt", "did you mean `bert`?"),
+    // Not the name that looks most alike, but what does the same.
+    (
+        "train clm --mixed_precision fp16",
+        "use --bf16 or --fp16 instead",
+    ),
+    (
+        "train clm --evaluate_during_training",
+        "use --eval_strategy steps instead",
+    ),
+    ("train clm --mlm", "use `xtrain train mlm` instead"),
+    // Nothing rather than a name that only looks like it.
+    (
+        "train clm --zos_token x",
+        "`xtrain train clm --help` lists what it takes",
+    ),
+    (
+        "train clm --eos_token x",
+        "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json",
+    ),
+    (
+        "train clm --loss_type dft",
+        "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
+    ),
+    ("train sft --eos_token x", "leave `eos_token` out"),
+    (
+        "generate --use_peft",
+        "an adapter is one of training (--use_peft), and is used with --adapter_name_or_path",
+    ),
+    ("train sft --lora_rank 8", "did you mean `--lora_r`?"),
+    ("train clm --max_length 3", "did you mean `--block_size`?"),
+    (
+        "train clm --batch_size 3",
+        "did you mean `--per_device_train_batch_size`?",
+    ),
+    (
+        "eval clm --batch_size 3",
+        "did you mean `--per_device_eval_batch_size`?",
+    ),
+    ("bench --batch_size 3", "did you mean `--batch`?"),
+    (
+        "train clm --eval_file x",
+        "did you mean `--validation_file`?",
+    ),
+    (
+        "train clm --labels a,b",
+        "that one belongs to `xtrain train cls`, `xtrain train token-cls`; `xtrain train clm --help` lists what this command takes",
+    ),
+    ("train clm foo.txt", "write it as --train_file foo.txt"),
+    (
+        "eval clm s3://b/foo.txt",
+        "write it as --validation_file s3://b/foo.txt",
+    ),
+    ("predict cls foo.csv", "write it as --test_file foo.csv"),
+    (
+        "train clm org/name",
+        "write it as --model_name_or_path org/name",
+    ),
+    ("bench gpt2", "write it as --model_type gpt2"),
+    (
+        "train clm lr=3 learning_rate=1e-4",
+        "`xtrain train clm --help` lists them",
+    ),
+    (
+        "train clm learning_rate=1e-4",
+        "write it as --learning_rate=1e-4",
+    ),
+    ("train clm --device gpu", "use cuda, for NVIDIA cards"),
+    (
+        "train clm --device cuda:1",
+        "use cuda, with --visible_devices 1",
+    ),
+    (
+        "train s3://b/run.json",
+        "copy it to this machine first, and give its path",
+    ),
+    (
+        "train clm --output_dir s3://b/out",
+        "give a path on this machine, and copy what is written there afterwards",
+    ),
+    (
+        "train clm --optim adamw_torch_4bit",
+        "use adamw_8bit, whose state is in 8 bits",
+    ),
+    (
+        "train clm --optim galore_adamw_8bit",
+        "use adamw_8bit, whose state is in 8 bits",
+    ),
+    (
+        "train clm --optim rmsprop_bnb_8bit",
+        "use rmsprop: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
+    ),
+    (
+        "train clm --optim galore_adamw_layerwise",
+        "use adamw_torch, the nearest of them",
+    ),
+    (
+        "train clm --optim adamw_torh",
+        "did you mean `adamw_torch`?",
+    ),
+    (
+        "train clm --attn_implementation flash_attention_2",
+        "leave `attn_implementation` out: attention is fused wherever the device can",
+    ),
+    (
+        "train clm --dtype float16",
+        "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's",
+    ),
+];
+
 #[test]
 fn unknown_names_get_the_nearest_known_one() {
-    for (line, hint) in [
-        (
-            "train clm --learning-rte 1",
-            "did you mean `--learning_rate`?",
-        ),
-        (
-            "train clm --lr_schedule linear",
-            "did you mean `--lr_scheduler_type`?",
-        ),
-        ("trian clm", "did you mean `xtrain train`?"),
-        ("train mml", "did you mean `xtrain train mlm`?"),
-        (
-            "eval translation",
-            "models of an encoder with a decoder are not built; `xtrain train sft` learns completions of prompts",
-        ),
-        (
-            "eval xyz",
-            "the tasks of `xtrain eval` are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
-        ),
-        ("train llm", "did you mean `xtrain train clm`?"),
-        ("predict ner", "did you mean `xtrain predict token-cls`?"),
-        (
-            "predict clm",
-            "`xtrain predict` is for cls and token-cls; texts are continued by `xtrain generate`",
-        ),
-        ("train orpo", "did you mean `xtrain train dpo`?"),
-        (
-            "train reward_modeling",
-            "did you mean `xtrain train reward`?",
-        ),
-        (
-            "train simpo",
-            "it is not supported; `xtrain train dpo` learns from pairs with many losses (--loss_type), also without a reference (orpo)",
-        ),
-        (
-            "train foo.txt",
-            "the task stands before it, as in `xtrain train clm --train_file foo.txt`; tasks are clm, sft, dpo, reward, kto, mlm, cls, token-cls",
-        ),
-        ("sft", "did you mean `xtrain train sft`?"),
-        ("clm", "did you mean `xtrain train clm`?"),
-        ("mlm", "did you mean `xtrain train mlm`?"),
-        ("cls", "did you mean `xtrain train cls`?"),
-        ("token-cls", "did you mean `xtrain train token-cls`?"),
-        (
-            "chat",
-            "use `xtrain generate --chat --model_name_or_path DIR`",
-        ),
-        ("zzz", "`xtrain --help` lists the commands"),
-        ("cache prun", "did you mean `xtrain cache prune`?"),
-        (
-            "generate --learning_rate 1",
-            "that one belongs to `xtrain train`, `xtrain compile`, `xtrain fit`; \
-             `xtrain generate --help` lists what this command takes",
-        ),
-        (
-            "predict token-cls --learning_rate 1",
-            "that one belongs to `xtrain train token-cls`, `xtrain compile token-cls`, `xtrain fit token-cls`; \
-             `xtrain predict token-cls --help` lists what this command takes",
-        ),
-        ("train clm --save_strategy epochs", "did you mean `epoch`?"),
-        ("train mlm --model_type brt", "did you mean `bert`?"),
-        // Not the name that looks most alike, but what does the same.
-        (
-            "train clm --mixed_precision fp16",
-            "use --bf16 or --fp16 instead",
-        ),
-        (
-            "train clm --evaluate_during_training",
-            "use --eval_strategy steps instead",
-        ),
-        ("train clm --mlm", "use `xtrain train mlm` instead"),
-        // Nothing rather than a name that only looks like it.
-        (
-            "train clm --zos_token x",
-            "`xtrain train clm --help` lists what it takes",
-        ),
-        (
-            "train clm --eos_token x",
-            "not built yet: special tokens are those of the tokenizer; change them in its tokenizer_config.json",
-        ),
-        (
-            "train clm --loss_type dft",
-            "not built yet: other losses; the loss is the cross-entropy of tokens or classes",
-        ),
-        ("train sft --eos_token x", "leave `eos_token` out"),
-        (
-            "generate --use_peft",
-            "an adapter is one of training (--use_peft), and is used with --adapter_name_or_path",
-        ),
-        ("train sft --lora_rank 8", "did you mean `--lora_r`?"),
-        ("train clm --max_length 3", "did you mean `--block_size`?"),
-        (
-            "train clm --batch_size 3",
-            "did you mean `--per_device_train_batch_size`?",
-        ),
-        (
-            "eval clm --batch_size 3",
-            "did you mean `--per_device_eval_batch_size`?",
-        ),
-        ("bench --batch_size 3", "did you mean `--batch`?"),
-        (
-            "train clm --eval_file x",
-            "did you mean `--validation_file`?",
-        ),
-        (
-            "train clm --labels a,b",
-            "that one belongs to `xtrain train cls`, `xtrain train token-cls`; `xtrain train clm --help` lists what this command takes",
-        ),
-        ("train clm foo.txt", "write it as --train_file foo.txt"),
-        (
-            "eval clm s3://b/foo.txt",
-            "write it as --validation_file s3://b/foo.txt",
-        ),
-        ("predict cls foo.csv", "write it as --test_file foo.csv"),
-        (
-            "train clm org/name",
-            "write it as --model_name_or_path org/name",
-        ),
-        ("bench gpt2", "write it as --model_type gpt2"),
-        (
-            "train clm lr=3 learning_rate=1e-4",
-            "`xtrain train clm --help` lists them",
-        ),
-        (
-            "train clm learning_rate=1e-4",
-            "write it as --learning_rate=1e-4",
-        ),
-        ("train clm --device gpu", "use cuda, for NVIDIA cards"),
-        (
-            "train clm --device cuda:1",
-            "use cuda, with --visible_devices 1",
-        ),
-        (
-            "train s3://b/run.json",
-            "copy it to this machine first, and give its path",
-        ),
-        (
-            "train clm --output_dir s3://b/out",
-            "give a path on this machine, and copy what is written there afterwards",
-        ),
-        (
-            "train clm --optim adamw_torch_4bit",
-            "use adamw_8bit, whose state is in 8 bits",
-        ),
-        (
-            "train clm --optim galore_adamw_8bit",
-            "use adamw_8bit, whose state is in 8 bits",
-        ),
-        (
-            "train clm --optim rmsprop_bnb_8bit",
-            "use rmsprop: its state is float32; --shard_optimizer_state shards it over --data_parallel devices",
-        ),
-        (
-            "train clm --optim galore_adamw_layerwise",
-            "use adamw_torch, the nearest of them",
-        ),
-        (
-            "train clm --optim adamw_torh",
-            "did you mean `adamw_torch`?",
-        ),
-        (
-            "train clm --attn_implementation flash_attention_2",
-            "leave `attn_implementation` out: attention is fused wherever the device can",
-        ),
-        (
-            "train clm --dtype float16",
-            "use --fp16, mixed precision with float32 weights; or bfloat16, whose range is float32's",
-        ),
-    ] {
+    for (line, hint) in HINTS {
         assert_eq!(
             typed(line)
                 .unwrap_err()
@@ -335,7 +338,7 @@ fn unknown_names_get_the_nearest_known_one() {
                 .unwrap()
                 .hint()
                 .as_deref(),
-            Some(hint),
+            Some(*hint),
             "{line}"
         );
     }

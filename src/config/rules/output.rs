@@ -94,7 +94,7 @@ pub fn remote_cache_is_a_place(flags: &Flags) -> Verdict {
             format!(
                 "--cache_remote: {shown} is not on this machine, and {scheme}:// is not supported here"
             ),
-            "give a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://HOST/PATH",
+            "give a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or https://HOST/PATH",
         ),
     }
 }

@@ -13,8 +13,7 @@ use super::super::rows::Row;
 use super::SavedPosition;
 use super::feed::Cursor;
 use crate::Label;
-use xtrain_checkpoint::weights::write_safetensors;
-use xtrain_checkpoint::{TensorRef, Weights};
+use xtrain_checkpoint::{TensorRef, Weights, write_safetensors};
 
 /// Beside the checkpoint's other files.
 pub const BUFFER_FILE: &str = "stream_buffer.safetensors";

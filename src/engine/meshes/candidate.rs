@@ -65,7 +65,7 @@ impl Candidate {
         // On the CPU with its kernels, whose calls keep less than XLA's loops. How another compiler lays
         // memory out is not known; XLA's CPU compiler stands for it.
         let target = match execution.device.kind {
-            Device::Cpu => execution.device.settings.cpu_target(),
+            Device::Cpu => execution.device.settings.cpu_target(&execution.cache),
             _ => Ok(Target::CPU),
         };
         let steps = target.and_then(|target| emitted(&mut ahead, target));

@@ -3,30 +3,25 @@
 //! answer in milliseconds.
 
 use super::environment::{FlagReader, OWN_LIBRARY, leave_out_foreign_flags};
+use super::kernels::{self, KernelSpeed};
 use super::memory::bytes;
 use super::plugin::{Plugin, open_library, reason};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+use xtrain_graphs::Target;
 use xtrain_graphs::op::CpuKernel;
-use xtrain_graphs::{CpuKernels, Target};
 
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
-const ABI: u32 = 3;
-/// Which matmul kernels may be chosen, to measure others than the fastest and to test what another
-/// processor would choose.
-const KERNELS: &str = "XTRAIN_CPU_KERNELS";
-/// What `xtrain_xla_has_kernel` says of a kernel that this processor does not execute.
-const ABSENT: i32 = 0;
-/// What it says of one that no other of its type is faster than here.
-const FAST: i32 = 1;
+const ABI: u32 = 4;
 
 type AbiFn = unsafe extern "C" fn() -> u32;
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
 type BytesFn = unsafe extern "C" fn(*const u8, usize, *mut *mut u8, *mut usize) -> i32;
 type HasKernelFn = unsafe extern "C" fn(i64) -> i32;
+type MeasureKernelsFn = unsafe extern "C" fn(*mut f64, *mut f64, usize);
 type ProfileBeginFn = unsafe extern "C" fn() -> *mut c_void;
 type ProfileEndFn = unsafe extern "C" fn(*mut c_void, *mut *mut u8, *mut usize) -> i32;
 type FreeFn = unsafe extern "C" fn(*mut u8, usize);
@@ -39,6 +34,9 @@ pub struct Library {
     hlo_text: BytesFn,
     stablehlo_text: BytesFn,
     has_kernel: HasKernelFn,
+    measure_kernels: MeasureKernelsFn,
+    /// What this process has measured.
+    speeds: OnceLock<Vec<KernelSpeed>>,
     profile_begin: ProfileBeginFn,
     profile_end: ProfileEndFn,
     free: FreeFn,
@@ -121,6 +119,10 @@ impl Library {
                 has_kernel: *library
                     .get::<HasKernelFn>(b"xtrain_xla_has_kernel\0")
                     .map_err(symbol("xtrain_xla_has_kernel"))?,
+                measure_kernels: *library
+                    .get::<MeasureKernelsFn>(b"xtrain_xla_measure_kernels\0")
+                    .map_err(symbol("xtrain_xla_measure_kernels"))?,
+                speeds: OnceLock::new(),
                 profile_begin: *library
                     .get::<ProfileBeginFn>(b"xtrain_xla_profile_begin\0")
                     .map_err(symbol("xtrain_xla_profile_begin"))?,
@@ -148,16 +150,41 @@ impl Library {
         Plugin::load(&self.path)
     }
 
-    /// The CPU as graphs are lowered for it here: with the fastest kernels that this processor
-    /// executes, of those that the environment names if it does.
+    /// The matmul kernels that this processor executes.
+    pub fn kernels(&self) -> Vec<CpuKernel> {
+        // SAFETY: takes a number, any number.
+        let is_here = |kernel: &CpuKernel| unsafe { (self.has_kernel)(kernel.number()) } != 0;
+        CpuKernel::ALL.into_iter().filter(is_here).collect()
+    }
+
+    /// What each of them reaches, measured at the first call, in at most 0.3 s.
+    pub fn kernel_speeds(&self) -> &[KernelSpeed] {
+        self.speeds.get_or_init(|| {
+            let (mut gflops, mut peaks) =
+                ([0.0; CpuKernel::ALL.len()], [0.0; CpuKernel::ALL.len()]);
+            // SAFETY: the length is that of both arrays.
+            unsafe {
+                (self.measure_kernels)(gflops.as_mut_ptr(), peaks.as_mut_ptr(), gflops.len());
+            }
+            let speed = |kernel: CpuKernel| {
+                let number = kernel.number() as usize;
+                KernelSpeed {
+                    kernel,
+                    gflops: gflops[number],
+                    peak: peaks[number],
+                }
+            };
+            self.kernels().into_iter().map(speed).collect()
+        })
+    }
+
+    /// The CPU as graphs are lowered for it here: for each precision with the fastest of the measured
+    /// kernels, of those that `XTRAIN_CPU_KERNELS` allows.
     ///
     /// # Errors
-    /// If the environment names one that this processor does not execute.
-    pub fn cpu_target(&self) -> Result<Target> {
-        // SAFETY: takes a number, any number.
-        let rank = |kernel: CpuKernel| unsafe { (self.has_kernel)(kernel.number()) };
-        let named = std::env::var(KERNELS).unwrap_or_default();
-        choose_kernels(rank, &named).map(Target::Cpu)
+    /// If the environment names a kernel that this processor does not execute.
+    pub fn cpu_target(&self, speeds: &[KernelSpeed]) -> Result<Target> {
+        kernels::choose(speeds).map(Target::Cpu)
     }
 
     /// Canonical graph bytes in, serialized HloModuleProto out.
@@ -238,31 +265,6 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// The kernels for a processor by the library's rank of each, of those `named`, separated by commas,
-/// if any are.
-fn choose_kernels(rank: impl Fn(CpuKernel) -> i32, named: &str) -> Result<CpuKernels> {
-    let names: Vec<&str> = (named.split(',').map(str::trim))
-        .filter(|name| !name.is_empty())
-        .collect();
-    let here = CpuKernel::ALL.map(|kernel| (rank(kernel) != ABSENT).then_some(kernel.name()));
-    let here: Vec<&str> = here.into_iter().flatten().collect();
-    if let Some(name) = names.iter().find(|name| !here.contains(name)) {
-        return Err(Error::Contradiction {
-            variable: KERNELS,
-            value: named.to_string(),
-            problem: format!("names {name}, which is no matmul kernel of this processor"),
-            fix: match &here[..] {
-                [] => "it has none: unset the variable".to_string(),
-                here => format!("it has {}", here.join(", ")),
-            },
-        });
-    }
-    Ok(CpuKernels::best(|kernel| match &names[..] {
-        [] => rank(kernel) == FAST,
-        names => names.contains(&kernel.name()) && rank(kernel) != ABSENT,
-    }))
-}
-
 /// The user's choice, which must exist if made; else beside the executable, above it (tests live in
 /// `target/*/deps`), or in `lib`.
 fn find() -> Result<PathBuf> {
@@ -314,41 +316,6 @@ mod tests {
             assert!(message.contains(place), "{message}");
         }
         assert!(message.contains("bin/bootstrap"), "{message}");
-    }
-
-    /// An Intel without tiles multiplies bf16 as f32; AMD, and Intel with tiles, as pairs; each by the kernels
-    /// that are named, if any are.
-    #[test]
-    fn kernels_are_the_fastest_or_those_that_are_named() {
-        use CpuKernel::{AmxBf16, AmxF32, Avx2F32, Avx512Bf16, Avx512F32, Avx512WidenedBf16};
-        let slow_pairs = |kernel| match kernel {
-            AmxBf16 | AmxF32 => 0,
-            Avx512Bf16 => 2,
-            _ => 1,
-        };
-        let cooper_lake = |named: &str| choose_kernels(slow_pairs, named).unwrap();
-        let intel = cooper_lake("");
-        let of = |kernels: CpuKernels| (kernels.bf16, kernels.f32);
-        assert_eq!(of(intel), (Some(Avx512WidenedBf16), Some(Avx512F32)));
-        let pairs = cooper_lake("avx512-bf16, avx2-f32");
-        assert_eq!(of(pairs), (Some(Avx512Bf16), Some(Avx2F32)));
-        let ice_lake = |kernel| i32::from(!matches!(kernel, AmxBf16 | AmxF32 | Avx512Bf16));
-        assert_eq!(of(choose_kernels(ice_lake, "").unwrap()), of(intel));
-        let amd = choose_kernels(|kernel| i32::from(slow_pairs(kernel) > 0), "").unwrap();
-        assert_eq!(of(amd), (Some(Avx512Bf16), Some(Avx512F32)));
-        let tiles = |kernel| if kernel == Avx512Bf16 { 2 } else { 1 };
-        assert_eq!(
-            of(choose_kernels(tiles, "").unwrap()),
-            (Some(AmxBf16), Some(AmxF32))
-        );
-        let message = choose_kernels(slow_pairs, "amx-bf16")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("XTRAIN_CPU_KERNELS=amx-bf16 names amx-bf16")
-                && message.contains("avx512-widened-bf16"),
-            "{message}"
-        );
     }
 
     #[test]

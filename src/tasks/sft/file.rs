@@ -10,14 +10,15 @@ use serde_json::Value;
 use super::known::Rule;
 use super::piece;
 use super::settings::SftDataSettings;
-use super::shape::{CONVERSATIONS, Columns, Shape, usual_role};
+use super::shape::{CONVERSATIONS, Columns, Shape};
 use super::turns::Conversation;
+use crate::chats::{self, Writer, messages};
+use crate::table_file::{RowReader, TableFile};
 use xtrain_data::chat_template::{ChatTemplate, Message, Variables};
 use xtrain_data::formats::cell::Cell;
-use xtrain_data::formats::input::Bookmark;
 use xtrain_data::formats::table::{Row as TableRow, Table};
 use xtrain_data::texts::not_text;
-use xtrain_data::{Error, Label, Place, Result, Sample, SampleFile, Tokenizer};
+use xtrain_data::{Error, Label, Place, Result, Sample, Tokenizer};
 
 /// Opens a table of examples; raw bytes read are added to `count`.
 ///
@@ -28,16 +29,7 @@ pub(super) fn open(
     path: &Path,
     count: Arc<AtomicU64>,
 ) -> Result<(Table, Columns)> {
-    let mut table = Table::open(path, &settings.source.table, count)?;
-    if let Some(pictures) = table.find(None, &["image", "images"]) {
-        return Err(Error::BadTable {
-            path: path.to_path_buf(),
-            reason: format!(
-                "it has the column {:?}: models of pictures are not supported, remove it to train on the text alone",
-                table.columns()[pictures]
-            ),
-        });
-    }
+    let mut table = chats::open(path, &settings.source.table, count)?;
     let columns = Columns::of(&table, settings.source.table.text_column.as_deref())?;
     table.choose(columns.chosen())?;
     Ok((table, columns))
@@ -59,62 +51,42 @@ impl Pieces {
     }
 }
 
-/// One open file of examples.
-pub(super) struct ExampleFile {
-    table: Table,
+/// What makes an example of a row.
+pub(super) struct Examples {
     columns: Columns,
-    template: Option<ChatTemplate>,
+    writer: Writer,
     rule: Rule,
-    /// What ends a text; empty where the tokenizer has no such token.
-    end: String,
     settings: SftDataSettings,
     /// Ids that the model has.
     vocabulary: usize,
 }
 
-impl SampleFile for ExampleFile {
-    fn bookmark(&self) -> Bookmark {
-        self.table.bookmark()
-    }
-
-    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
-        self.table.resume(bookmark, Arc::default())
-    }
-
-    fn next(&mut self) -> Option<Result<Sample>> {
-        let row = self.table.next()?;
-        Some(row.and_then(|row| self.sample(row)))
-    }
+/// Opens a file whose conversations the tokenizer's template writes.
+///
+/// # Errors
+/// As [`open`]; or the template is damaged.
+pub(super) fn examples(
+    settings: &SftDataSettings,
+    tokenizer: &Tokenizer,
+    vocabulary: usize,
+    path: &Path,
+    count: Arc<AtomicU64>,
+) -> Result<TableFile<Examples>> {
+    let (table, columns) = open(settings, path, count)?;
+    let writer = Writer::of(tokenizer)?;
+    let digest = writer.template.as_ref().and_then(ChatTemplate::digest);
+    let reader = Examples {
+        columns,
+        rule: Rule::of(digest.as_deref()),
+        writer,
+        settings: settings.clone(),
+        vocabulary,
+    };
+    Ok(TableFile { table, reader })
 }
 
-impl ExampleFile {
-    /// Opens a file whose conversations the tokenizer's template writes.
-    ///
-    /// # Errors
-    /// As [`open`]; or the template is damaged.
-    pub fn open(
-        settings: &SftDataSettings,
-        tokenizer: &Tokenizer,
-        vocabulary: usize,
-        path: &Path,
-        count: Arc<AtomicU64>,
-    ) -> Result<ExampleFile> {
-        let (table, columns) = open(settings, path, count)?;
-        let template = ChatTemplate::of(tokenizer)?;
-        let digest = template.as_ref().and_then(ChatTemplate::digest);
-        let end = tokenizer.eos_id().and_then(|id| tokenizer.token(id));
-        Ok(ExampleFile {
-            table,
-            columns,
-            rule: Rule::of(digest.as_deref()),
-            template,
-            end: end.unwrap_or_default(),
-            settings: settings.clone(),
-            vocabulary,
-        })
-    }
-
-    fn sample(&self, row: TableRow) -> Result<Sample> {
+impl RowReader for Examples {
+    fn sample(&self, names: &[String], row: TableRow) -> Result<Sample> {
         let place = row.place.clone();
         let bad = |reason: String| Error::BadRow {
             place: place.clone(),
@@ -126,7 +98,7 @@ impl ExampleFile {
                 ..Sample::default()
             });
         }
-        let name = |column: usize| self.table.columns()[column].as_str();
+        let name = |column: usize| names[column].as_str();
         let mut cells = row.cells.into_iter();
         let mut cell = || cells.next().unwrap_or(Cell::Missing);
         let given = (cell(), self.second(&mut cell), self.more(&mut cell));
@@ -192,7 +164,9 @@ impl ExampleFile {
             ..Sample::default()
         })
     }
+}
 
+impl Examples {
     /// The second of a shape's cells, where it has one.
     fn second(&self, cell: &mut impl FnMut() -> Cell) -> Option<Cell> {
         match self.columns.shape {
@@ -255,8 +229,8 @@ impl ExampleFile {
         if completion.is_empty() {
             return Err("the text to learn is empty".to_string());
         }
-        if !completion.ends_with(&self.end) {
-            completion.push_str(&self.end);
+        if !completion.ends_with(&self.writer.end) {
+            completion.push_str(&self.writer.end);
         }
         let mut pieces = Pieces::default();
         let of_prompt = if self.settings.completion_only_loss {
@@ -281,27 +255,13 @@ impl ExampleFile {
             place: place.clone(),
             reason,
         };
-        let template = self.template.as_ref().ok_or_else(|| bad(
-            "it is a conversation, and the tokenizer has no chat template: use a model with chat_template.jinja \
-             or a chat_template in tokenizer_config.json, or write the rows as prompt and completion".to_string(),
-        ))?;
         // What the template would leave out stands there under another name while it writes.
         let keeps_reasoning = self.settings.assistant_only_loss && self.rule.keeps_reasoning;
         let kept = keeps_reasoning.then(|| kept_reasoning(turns));
         let turns = kept.as_deref().unwrap_or(turns);
         let render = |turns: &[Message], asks: bool| {
-            let text = template.render(turns, asks, variables);
-            text.map_err(|error| match error {
-                // No row is to blame for it.
-                Error::EndlessTemplate {
-                    place: template,
-                    reason,
-                } => Error::EndlessTemplate {
-                    place: format!("{place}: {template}"),
-                    reason,
-                },
-                refused => bad(refused.to_string()),
-            })
+            let otherwise = ", or write the rows as prompt and completion";
+            self.writer.render(turns, asks, variables, place, otherwise)
         };
         let restored = |text: String| {
             if keeps_reasoning {
@@ -325,7 +285,7 @@ impl ExampleFile {
                     whole,
                     write: &write,
                     rule: self.rule,
-                    end: &self.end,
+                    end: &self.writer.end,
                     bad: &bad,
                 };
                 // Where texts that count begin and end, in bytes of the whole.
@@ -389,36 +349,4 @@ fn tag_places(places: &[Range<usize>]) -> Result<String, String> {
         .iter()
         .map(|place| format!("{}-{}", place.start, place.end));
     Ok(places.collect::<Vec<_>>().join(" "))
-}
-
-/// The messages of a cell's list.
-pub(crate) fn messages(column: &str, turns: Vec<Cell>) -> Result<Vec<Message>, String> {
-    if turns.is_empty() {
-        return Err(format!("column {column:?} has no messages"));
-    }
-    let message = |(i, turn): (usize, Cell)| {
-        let Value::Object(mut fields) = turn.into_json() else {
-            return Err(format!(
-                "{column}[{i}] is no message, an object with role and content"
-            ));
-        };
-        // What a table's other rows have is null in this one.
-        fields.retain(|_, value| !value.is_null());
-        // ShareGPT's names become the usual ones, those of fields as in TRL.
-        if let Some(role) = fields.shift_remove("from") {
-            let role = match role {
-                Value::String(name) => usual_role(&name).into(),
-                other => other,
-            };
-            fields.insert("role".into(), role);
-            if let Some(content) = fields.shift_remove("value") {
-                fields.insert("content".into(), content);
-            }
-        }
-        match fields.get("role") {
-            Some(Value::String(_)) => Ok(Message::of(fields)),
-            _ => Err(format!("{column}[{i}] has no role that is text")),
-        }
-    };
-    turns.into_iter().enumerate().map(message).collect()
 }

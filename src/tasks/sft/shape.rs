@@ -1,6 +1,7 @@
 //! What rows hold, recognized by a table's columns: conversations, prompts with completions, texts,
 //! instructions, or tokens that come ready made.
 
+use crate::chats::usual_role;
 use xtrain_data::formats::cell::Cell;
 use xtrain_data::formats::table::Table;
 use xtrain_data::tokens::TokenColumns;
@@ -152,15 +153,6 @@ impl Columns {
             }
         }
     }
-}
-
-/// ShareGPT's names for those who speak, and the usual ones.
-const ROLES: [(&str, &str); 2] = [("human", "user"), ("gpt", "assistant")];
-
-/// A role by its usual name.
-pub(super) fn usual_role(name: &str) -> &str {
-    let known = ROLES.iter().find(|(known, _)| *known == name);
-    known.map_or(name, |(_, usual)| usual)
 }
 
 /// The part of the note on rows that names the roles in ShareGPT's conversations.

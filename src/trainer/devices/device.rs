@@ -18,7 +18,8 @@ use xtrain_runtime::neuron::environment::{Cores, Environment};
 use xtrain_runtime::neuron::host::{CompilerFile, Host};
 use xtrain_runtime::neuron::{Compiler, NeuronSettings};
 use xtrain_runtime::{
-    Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment,
+    Client, CompileOptions, KernelSpeed, Library, OptionValue, OverrideValue, Plugin, of_target,
+    set_environment,
 };
 
 /// How a device is opened, whichever it is.
@@ -60,15 +61,17 @@ impl DeviceSettings {
         })
     }
 
-    /// The CPU as graphs are lowered for it.
+    /// The CPU as graphs are lowered for it, with the kernels that are the fastest here as `cache` has
+    /// them or as measured now.
     ///
     /// # Errors
-    /// If the XLA library, which has the kernels, cannot be opened.
-    pub fn cpu_target(&self) -> Result<Target> {
+    /// If the XLA library, which has the kernels, cannot be opened, or the environment names kernels
+    /// that are missing.
+    pub fn cpu_target(&self, cache: &CacheSettings) -> Result<Target> {
         if self.xla_matmuls {
             return Ok(Target::CPU);
         }
-        Ok(match Library::open()?.cpu_target()? {
+        Ok(match cpu_target(cache, self.threads())? {
             Target::Cpu(kernels) if self.plain_attention => Target::Cpu(CpuKernels {
                 calls: kernels.calls.without::<KernelAttention>(),
                 ..kernels
@@ -77,15 +80,33 @@ impl DeviceSettings {
         })
     }
 
+    /// What the matmul kernels of that target reach, for bf16 first; none on other devices.
+    ///
+    /// # Errors
+    /// As [`DeviceSettings::cpu_target`].
+    pub fn cpu_kernels(&self, cache: &CacheSettings) -> Result<Vec<KernelSpeed>> {
+        Ok(match self.cpu_target(cache)? {
+            Target::Cpu(kernels) => of_target(kernels, &cache.kernel_speeds()?),
+            _ => Vec::new(),
+        })
+    }
+
     /// Sets how many threads CPU clients have that are made from now on. XLA reads that from the
     /// environment; a user's own NPROC stays, unless a flag says otherwise.
     pub fn set_cpu_threads(&self) {
-        let threads = match self.cpu_threads {
+        if self.cpu_threads.is_none() && std::env::var_os(CPU_THREADS).is_some() {
+            return;
+        }
+        set_environment(CPU_THREADS, Some(&self.threads().to_string()));
+    }
+
+    /// Threads on which the CPU computes.
+    fn threads(&self) -> usize {
+        match self.cpu_threads {
             Some(threads) => threads,
-            None if std::env::var_os(CPU_THREADS).is_some() => return,
+            None if std::env::var_os(CPU_THREADS).is_some() => Machine::this().threads,
             None => Machine::physical_cores(),
-        };
-        set_environment(CPU_THREADS, Some(&threads.to_string()));
+        }
     }
 
     /// The processes that share the run, joined at the first call; `None` where this is the only
@@ -105,12 +126,26 @@ impl DeviceSettings {
     }
 }
 
+/// The CPU of this many threads with the fastest kernels for it.
+fn cpu_target(cache: &CacheSettings, threads: usize) -> Result<Target> {
+    Ok(
+        match Library::open()?.cpu_target(&cache.kernel_speeds()?)? {
+            Target::Cpu(kernels) => Target::Cpu(CpuKernels {
+                threads: u16::try_from(threads).unwrap_or(u16::MAX),
+                ..kernels
+            }),
+            other => other,
+        },
+    )
+}
+
 /// Opens the CPU as the mesh's devices, which share its cores.
 ///
 /// # Errors
 /// If XLA's library cannot be opened, or the client not be made.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    open_cpu_among(None, mesh, cache, Library::open()?.cpu_target()?)
+    let target = cpu_target(&cache, Machine::this().threads)?;
+    open_cpu_among(None, mesh, cache, target)
 }
 
 /// The same as one of several processes, each of which has its part of the mesh's devices, with the

@@ -1,10 +1,12 @@
 //! The matmul peak: the FLOP/s that the device reaches on one large matmul in a precision, measured, not
-//! looked up.
+//! looked up. On a CPU with kernels of our own it is what these were measured at when they were chosen.
 
 use crate::error::Result;
 use crate::session::{Recording, Session};
 use std::time::{Duration, Instant};
-use xtrain_graphs::{DType, Precision, Shape, Tensor};
+use xtrain_cache::CacheSettings;
+use xtrain_graphs::op::CpuKernel;
+use xtrain_graphs::{DType, Precision, Shape, Target, Tensor};
 
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "ceiling";
@@ -36,6 +38,41 @@ pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Resul
         recording.feed_abstract("b", &operand_shape()),
     );
     record(recording, &a, &b, precision)
+}
+
+/// The target's own kernel for matmuls in a precision, with the threads that it has.
+fn own_kernel(target: Target, precision: Precision) -> Option<(CpuKernel, u16)> {
+    let Target::Cpu(kernels) = target else {
+        return None;
+    };
+    let kernel = match precision.low() {
+        None => kernels.f32,
+        Some(DType::BF16) => kernels.bf16,
+        Some(_) => None,
+    };
+    Some((kernel?, kernels.threads))
+}
+
+/// Whether a run on this target has to measure its peak.
+pub fn is_unknown(target: Target, precision: Precision) -> bool {
+    own_kernel(target, precision).is_none()
+}
+
+/// The peak of a run in TFLOP/s: as its kernel was measured, else as measured now, in a moment.
+///
+/// # Errors
+/// As [`measure_tflops`].
+pub fn tflops(session: &mut Session, precision: Precision, cache: &CacheSettings) -> Result<f64> {
+    /// A training run wants to begin.
+    const PATIENCE: Duration = Duration::from_millis(200);
+    if let Some((kernel, threads)) = own_kernel(session.cache().target(), precision) {
+        let speeds = cache.kernel_speeds()?;
+        if let Some(speed) = speeds.iter().find(|speed| speed.kernel == kernel) {
+            let threads = f64::from(threads.max(1)) * session.client().processes() as f64;
+            return Ok(speed.gflops * threads / 1e3);
+        }
+    }
+    measure_tflops(session, precision, PATIENCE)
 }
 
 /// Floating-point operations per second of all replicas together, in units of 10^12. Stops

@@ -8,7 +8,7 @@ mod running;
 mod transfer;
 
 pub use parts::sent;
-pub(super) use parts::{Argument, Microbatch, Parts, connect, forward_name};
+pub(super) use parts::{Microbatch, Parts, Recorded, Source, connect, forward_name};
 
 use super::error::{Error, Result};
 use super::mesh_devices::{Buffers, MeshDevices};
@@ -109,7 +109,7 @@ impl Executor {
         let last = microbatches.len() - 1;
         for task in tasks.iter() {
             let microbatch = &microbatches[task.microbatch];
-            let part = &microbatch.parts[task.piece];
+            let part = &microbatch.recorded.parts[task.piece];
             let stage = part.shape.stage;
             let own = &mut values[task.microbatch];
             let transfers = &mut self.transfers;
@@ -153,20 +153,20 @@ impl Executor {
                 && parts
                     .iter()
                     .zip(microbatches)
-                    .all(|(parts, other)| Arc::ptr_eq(parts, &other.parts))
+                    .all(|(parts, other)| Arc::ptr_eq(parts, &other.recorded.parts))
         };
         if let Some((_, tasks)) = self.order.as_ref().filter(|(parts, _)| is_same(parts)) {
             return tasks.clone();
         }
         let shapes_of = |microbatch: &Microbatch| -> Vec<PieceShape> {
-            let parts = microbatch.parts.iter();
+            let parts = microbatch.recorded.parts.iter();
             parts.map(|part| part.shape.clone()).collect()
         };
         let shapes: Vec<Vec<PieceShape>> = microbatches.iter().map(shapes_of).collect();
         let tasks: Arc<[Task]> = order(&shapes, stages, self.schedule).tasks.into();
         if stages > 1 {
             let parts = microbatches.iter();
-            let parts = parts.map(|microbatch| microbatch.parts.clone());
+            let parts = parts.map(|microbatch| microbatch.recorded.parts.clone());
             self.order = Some((parts.collect(), tasks.clone()));
         }
         tasks
@@ -223,13 +223,16 @@ fn execute(
     let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(compiled.inputs.len()); count];
     for (name, _) in &compiled.inputs {
         let no_state = || Error::NoState { name: name.clone() };
-        let buffers: &[Buffer] = match microbatch.arguments.get(name) {
-            Some(Argument::State) => state
+        let source = microbatch.recorded.sources.get(name);
+        let buffers: &[Buffer] = match source {
+            Some(Source::State) => state
                 .get(name)
                 .and_then(|held| held.get(&stage))
                 .ok_or_else(no_state)?,
-            Some(Argument::Feed(buffers)) => &buffers[first..first + count],
-            Some(Argument::Abstract) => return Err(Error::AbstractFeed { name: name.clone() }),
+            Some(Source::Feed) => {
+                &microbatch.feeds.get(name).ok_or_else(no_state)?[first..first + count]
+            }
+            Some(Source::Abstract) => return Err(Error::AbstractFeed { name: name.clone() }),
             None if name == TP_RANK => &places.as_ref().ok_or_else(no_state)?[first..first + count],
             None => &values.get(&(name.clone(), stage)).ok_or_else(no_state)?.0,
         };

@@ -9,17 +9,24 @@ use xtrain_graphs::{Graph, Shape};
 use xtrain_parallel::schedule::PieceShape;
 
 /// What an input of a recorded graph is given.
-pub enum Argument {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
     State,
-    Feed(Buffers),
+    Feed,
     /// Declared for compiling only.
     Abstract,
 }
 
+/// A recorded graph, and what its inputs are given.
+pub struct Recorded {
+    pub parts: Parts,
+    pub sources: HashMap<String, Source>,
+}
+
 /// A recorded graph with its data.
 pub struct Microbatch {
-    pub parts: Parts,
-    pub arguments: HashMap<String, Argument>,
+    pub recorded: Arc<Recorded>,
+    pub feeds: HashMap<String, Buffers>,
 }
 
 /// Values that pieces of a microbatch hand on, by name and the stage they are at, with the number

@@ -9,23 +9,28 @@
 //! equal, or each holds its part; feeds may differ. In a pipeline the recorded graph is split into
 //! pieces, which the stages' replicas run (`pipeline`).
 
+mod initial;
 pub mod parameters;
 mod recording;
+mod repeated;
 pub mod replicas;
 
 use super::error::{Error, Result};
 use super::mesh_devices::{Buffers, MeshDevices};
-use super::pipeline::{Executor, Parts, State};
+use super::pipeline::{Executor, HostTime, Microbatch, Parts, State};
 use super::settings::WeightStorage;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 use xtrain_cache::GraphCache;
 use xtrain_graphs::{Fingerprint, Graph, Precision, Shape};
 use xtrain_parallel::{Mesh, PipelineSchedule, Placements};
 use xtrain_runtime::{Buffer, Client, PendingDownload};
 
 pub use recording::{EachReplica, Recording, StepOutputs};
+pub use repeated::{Feeds, RecordedSteps};
 
 /// Device state by name, and the compiled graphs that work on it.
 pub struct Session {
@@ -43,6 +48,16 @@ pub struct Session {
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes
     /// each once.
     made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
+    /// Another number, of no other session, whenever something changes that a recording depends on.
+    layout: u64,
+    /// Steps that repeat are recorded each time, and compared with the first.
+    records_again: bool,
+}
+
+/// The number of a layout.
+fn new_layout() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Session {
@@ -60,6 +75,8 @@ impl Session {
             eval_precision: Precision::F32,
             storage: WeightStorage::F32,
             made: RefCell::default(),
+            layout: new_layout(),
+            records_again: repeated::records_again(),
         }
     }
 
@@ -67,6 +84,12 @@ impl Session {
     pub fn one_step_at_a_time(mut self) -> Self {
         self.executor.run_one_at_a_time(self.mesh().stage);
         self
+    }
+
+    /// Sets whether steps that repeat are recorded each time and compared with what was recorded first, as
+    /// the environment's `XTRAIN_RECORD_AGAIN` asks for: a check of xtrain itself.
+    pub fn set_records_again(&mut self, wanted: bool) {
+        self.records_again = wanted;
     }
 
     /// Sets the order in which the stages of a pipeline take microbatches.
@@ -77,6 +100,7 @@ impl Session {
     /// Whether activations between divided layers' products are sharded along the tensor axis.
     pub fn set_sequence_parallel(&mut self, wanted: bool) {
         self.sequence_parallel = wanted;
+        self.layout = new_layout();
     }
 
     /// Sizes of the axes over which the session's devices are laid out.
@@ -87,6 +111,7 @@ impl Session {
     /// The same with some of the state in parts, before any of it is set.
     pub fn set_placements(&mut self, placements: Placements) {
         self.placements = placements;
+        self.layout = new_layout();
     }
 
     /// How the state is sharded.
@@ -117,11 +142,13 @@ impl Session {
     /// Sets the precision of matmuls in evaluations, f32 unless set.
     pub fn set_eval_precision(&mut self, precision: Precision) {
         self.eval_precision = precision;
+        self.layout = new_layout();
     }
 
     /// Sets what weights are held in from when they are placed, f32 unless set.
     pub fn set_storage(&mut self, storage: WeightStorage) {
         self.storage = storage;
+        self.layout = new_layout();
     }
 
     /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on
@@ -156,10 +183,36 @@ impl Session {
             placed.push((held, buffers));
         }
         for (held, buffers) in placed {
-            self.shapes.insert(held.clone(), local.clone());
+            if self.shapes.get(&held) != Some(&local) {
+                self.shapes.insert(held.clone(), local.clone());
+                self.layout = new_layout();
+            }
             self.state.insert(held, buffers);
         }
         Ok(())
+    }
+
+    /// Starts a step on the devices, or keeps its microbatch for the one that ends the step, with which it
+    /// goes through the stages of a pipeline. The host began with it at `started`.
+    fn start(
+        &mut self,
+        microbatch: Microbatch,
+        ends: bool,
+        started: Instant,
+    ) -> Result<StepOutputs> {
+        if !ends && self.mesh().stage > 1 {
+            self.executor.wait(microbatch);
+            let host_time = HostTime {
+                trace: started.elapsed(),
+                ..HostTime::default()
+            };
+            return Ok(StepOutputs::new(BTreeMap::new(), host_time));
+        }
+        let recorded = started.elapsed();
+        let (devices, cache, state) = (&self.devices, &mut self.cache, &mut self.state);
+        let (fetched, mut host_time) = self.executor.run(devices, cache, state, microbatch)?;
+        host_time.trace += recorded;
+        Ok(StepOutputs::new(fetched, host_time))
     }
 
     /// Whether some replicas live in other processes.
@@ -261,7 +314,19 @@ impl Session {
     /// # Errors
     /// If `bytes` are not the shape's, or the devices' memory is full.
     pub fn upload(&self, bytes: &[u8], shape: &Shape) -> Result<Buffers> {
-        self.devices.upload(shape, |_| bytes)
+        self.upload_each(shape, |_| bytes)
+    }
+
+    /// A value for each replica, by its number.
+    ///
+    /// # Errors
+    /// As [`Session::upload`].
+    pub fn upload_each<'b>(
+        &self,
+        shape: &Shape,
+        bytes: impl Fn(usize) -> &'b [u8],
+    ) -> Result<Buffers> {
+        self.devices.upload(shape, bytes)
     }
 }
 

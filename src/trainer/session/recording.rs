@@ -3,7 +3,7 @@
 use super::Session;
 use crate::error::{Error, Result};
 use crate::mesh_devices::Buffers;
-use crate::pipeline::{self, Argument, HostTime, Microbatch, Parts};
+use crate::pipeline::{self, HostTime, Microbatch, Parts, Recorded, Source};
 use crate::settings::WeightStorage;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -66,15 +66,26 @@ impl Session {
 
     /// Starts recording a step.
     pub fn begin(&mut self) -> Recording<'_> {
+        self.begin_with(Vec::new(), Instant::now())
+    }
+
+    /// The same with data that [`Recording::given`] takes.
+    pub(super) fn begin_with(
+        &mut self,
+        given: Vec<(&'static str, Buffers)>,
+        started: Instant,
+    ) -> Recording<'_> {
         Recording {
             session: self,
             trace: Trace::new(),
             shapes: Shapes::Held,
-            arguments: Vec::new(),
+            sources: HashMap::new(),
+            feeds: HashMap::new(),
+            given,
             known: HashMap::new(),
             precision: Precision::F32,
             divided: true,
-            started: Instant::now(),
+            started,
         }
     }
 
@@ -98,7 +109,11 @@ pub struct Recording<'s> {
     session: &'s mut Session,
     trace: Trace,
     shapes: Shapes,
-    arguments: Vec<(String, Argument)>,
+    /// What each input is given, and the data of this run.
+    sources: HashMap<String, Source>,
+    feeds: HashMap<String, Buffers>,
+    /// Data that the recording declares under their names.
+    given: Vec<(&'static str, Buffers)>,
     known: HashMap<String, Tensor>,
     precision: Precision,
     /// Whether the graph is divided along the tensor axis.
@@ -114,6 +129,10 @@ pub struct StepOutputs {
 }
 
 impl StepOutputs {
+    pub(super) fn new(fetched: BTreeMap<String, Buffers>, host_time: HostTime) -> Self {
+        StepOutputs { fetched, host_time }
+    }
+
     /// The fetched value of every replica of this process.
     ///
     /// # Panics
@@ -260,7 +279,7 @@ impl Recording<'_> {
             name: name.to_string(),
         })?;
         let tensor = self.trace.input(name, shape, InputRole::State);
-        self.arguments.push((name.to_string(), Argument::State));
+        self.sources.insert(name.to_string(), Source::State);
         self.known.insert(name.to_string(), tensor.clone());
         Ok(tensor)
     }
@@ -304,9 +323,25 @@ impl Recording<'_> {
         let tensor = self
             .trace
             .input(name, buffers[0].shape().clone(), InputRole::Feed);
-        self.arguments
-            .push((name.to_string(), Argument::Feed(buffers)));
+        self.sources.insert(name.to_string(), Source::Feed);
+        self.feeds.insert(name.to_string(), buffers);
         tensor
+    }
+
+    /// Declares the feed of this name that the step was given; where it is compiled ahead, one of this shape.
+    ///
+    /// # Panics
+    /// If the step was given none.
+    #[track_caller]
+    pub fn given(&mut self, name: &str, shape: &Shape) -> Tensor {
+        if matches!(self.shapes, Shapes::Given(_)) {
+            return self.feed_abstract(name, shape);
+        }
+        let mut given = self.given.iter();
+        let given = given.find(|(known, _)| *known == name);
+        let (_, buffers) = given.unwrap_or_else(|| panic!("the step is given no `{name}`"));
+        let buffers = buffers.clone();
+        self.feed(name, buffers)
     }
 
     /// A small host value of this step, the same for every replica.
@@ -336,7 +371,7 @@ impl Recording<'_> {
 
     /// A feed of which only the shape is known, for compiling ahead.
     pub fn feed_abstract(&mut self, name: &str, shape: &Shape) -> Tensor {
-        self.arguments.push((name.to_string(), Argument::Abstract));
+        self.sources.insert(name.to_string(), Source::Abstract);
         self.trace.input(name, shape.clone(), InputRole::Feed)
     }
 
@@ -458,18 +493,7 @@ impl Recording<'_> {
     /// If a graph cannot be partitioned, lowered, compiled or started. What fails on the devices
     /// later is an error where a value is read.
     pub fn mark_step(self, name: &str) -> Result<StepOutputs> {
-        let (session, microbatch, started) = self.microbatch(name)?;
-        let recorded = started.elapsed();
-        let Session {
-            devices,
-            cache,
-            state,
-            executor,
-            ..
-        } = session;
-        let (fetched, mut host_time) = executor.run(devices, cache, state, microbatch)?;
-        host_time.trace += recorded;
-        Ok(StepOutputs { fetched, host_time })
+        self.end(name, true)
     }
 
     /// The same for a microbatch that another follows. The stages of a pipeline wait until
@@ -478,29 +502,35 @@ impl Recording<'_> {
     /// # Errors
     /// As [`Recording::mark_step`].
     pub fn mark_microbatch(self, name: &str) -> Result<StepOutputs> {
-        if self.session.mesh().stage == 1 {
-            return self.mark_step(name);
-        }
-        let (session, microbatch, started) = self.microbatch(name)?;
-        session.executor.wait(microbatch);
-        let host_time = HostTime {
-            trace: started.elapsed(),
-            ..HostTime::default()
-        };
-        Ok(StepOutputs {
-            fetched: BTreeMap::new(),
-            host_time,
-        })
+        self.end(name, false)
     }
 }
 
+/// The session, a recorded step with its data, and those of them that it was not given.
+type Finished<'s> = (&'s mut Session, Microbatch, Vec<(String, Buffers)>);
+
 impl<'s> Recording<'s> {
-    fn microbatch(self, name: &str) -> Result<(&'s mut Session, Microbatch, Instant)> {
+    fn end(self, name: &str, ends: bool) -> Result<StepOutputs> {
+        let started = self.started;
+        let (session, microbatch, _) = self.finish(name)?;
+        session.start(microbatch, ends, started)
+    }
+
+    /// Ends the recording without running it.
+    pub(super) fn finish(self, name: &str) -> Result<Finished<'s>> {
         let parts = self.parts(name)?;
-        let microbatch = Microbatch {
+        let is_given = |name: &str| self.given.iter().any(|(given, _)| *given == name);
+        let constants = self.feeds.iter().filter(|(name, _)| !is_given(name));
+        let constants = constants.map(|(name, value)| (name.clone(), value.clone()));
+        let constants = constants.collect();
+        let recorded = Recorded {
             parts,
-            arguments: self.arguments.into_iter().collect(),
+            sources: self.sources,
         };
-        Ok((self.session, microbatch, self.started))
+        let microbatch = Microbatch {
+            recorded: Arc::new(recorded),
+            feeds: self.feeds,
+        };
+        Ok((self.session, microbatch, constants))
     }
 }

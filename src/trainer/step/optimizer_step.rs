@@ -50,21 +50,8 @@ pub fn state_tensors(
     named.collect()
 }
 
-/// Feeds the scalars of 0-based step `step`.
-///
-/// # Errors
-/// If the upload fails.
-pub fn feed_scalars(
-    recording: &mut Recording,
-    optimizer: &dyn Optimizer,
-    learning_rate: f64,
-    step: u64,
-) -> Result<StepScalars> {
-    let feed = step_feed(optimizer, learning_rate, step + 1);
-    let shape = Shape::new(DType::F32, [feed.len()]);
-    let feed = recording.feed_host("optimizer", bytemuck::cast_slice(&feed), &shape)?;
-    Ok(StepScalars::of(&feed)?)
-}
+/// The feed of a step's scalars.
+pub const SCALARS: &str = "optimizer";
 
 impl OptimizerStep {
     pub fn learning_rate(&self, step: u64) -> f64 {
@@ -79,22 +66,30 @@ impl OptimizerStep {
         self.rate_by_evaluations.store(bits, Ordering::Relaxed);
     }
 
-    /// Records 0-based step `step` of `parameters`, whose tensors are `weights`, and fetches the
-    /// metrics.
+    /// What 0-based step `step` feeds as [`SCALARS`].
+    pub fn scalars(&self, step: u64) -> Vec<f32> {
+        step_feed(&*self.optimizer, self.learning_rate(step), step + 1)
+    }
+
+    /// Its shape.
+    pub fn scalars_shape(&self) -> Shape {
+        Shape::new(DType::F32, [self.scalars(0).len()])
+    }
+
+    /// Records a step of `parameters`, whose tensors are `weights`, and fetches the metrics.
     pub fn record(
         &self,
         recording: &mut Recording,
         parameters: &[ParameterSpec],
         weights: &[Tensor],
         gradients: Gradients,
-        step: u64,
     ) -> Result<()> {
         let trace = recording.trace().clone();
         let _scope = trace.update_scope("optimizer");
         let held = exchange::held(recording.placements(), parameters).into_owned();
         let optimizer = &*self.optimizer;
-        let learning_rate = self.learning_rate(step);
-        let mut scalars = feed_scalars(recording, optimizer, learning_rate, step)?;
+        let scalars = recording.given(SCALARS, &self.scalars_shape());
+        let mut scalars = StepScalars::of(&scalars)?;
         let (loss, sums) = exchange::sum(
             recording,
             &held,

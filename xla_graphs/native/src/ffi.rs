@@ -13,6 +13,7 @@ unsafe extern "C" {
     fn xtrain_cpp_pjrt_api() -> *const c_void;
     fn xtrain_cpp_register_kernels();
     fn xtrain_cpp_has_kernel(kernel: i64) -> c_int;
+    fn xtrain_cpp_measure_kernels(gflops: *mut f64, peaks: *mut f64, count: i64);
     fn xtrain_cpp_hlo_text(
         module: *const u8,
         len: usize,
@@ -48,12 +49,27 @@ pub fn register_kernels() {
     unsafe { xtrain_cpp_register_kernels() }
 }
 
-/// Whether this processor executes a kernel, by its number (`CpuKernel::number`): 0 if not, 2 if the next
-/// one of its type is faster, else 1.
+/// Whether this processor executes a kernel, by its number (`CpuKernel::number`): 1, or 0 if not.
 #[unsafe(no_mangle)]
 pub extern "C" fn xtrain_xla_has_kernel(kernel: i64) -> c_int {
     // SAFETY: takes a number, any number.
     unsafe { xtrain_cpp_has_kernel(kernel) }
+}
+
+/// Measures the kernels that this processor executes, on the calling thread, in at most 0.3 s. Writes for
+/// each by its number the GFLOP/s that it reaches on one core and those of its instructions on registers
+/// alone; 0 for the others.
+///
+/// # Safety
+/// Both arrays have `count` writable elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xtrain_xla_measure_kernels(
+    gflops: *mut f64,
+    peaks: *mut f64,
+    count: usize,
+) {
+    // SAFETY: the caller's promise is the same.
+    unsafe { xtrain_cpp_measure_kernels(gflops, peaks, count as i64) }
 }
 
 /// Version of the functions below; a caller refuses a library whose number it does not know.

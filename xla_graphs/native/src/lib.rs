@@ -15,7 +15,7 @@ pub use ffi::{GetPjrtApi, register_kernels, xtrain_xla_has_kernel};
 
 /// Version of the C interface in `ffi`. Raise it with every change that an older caller would
 /// notice.
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 4;
 
 /// What identifies the XLA library that this was built against.
 pub const VERSION: &str = env!("XTRAIN_XLA_VERSION");

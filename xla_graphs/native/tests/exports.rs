@@ -162,6 +162,7 @@ fn exports_nothing_else() {
         "xtrain_xla_has_kernel",
         "xtrain_xla_hlo_text",
         "xtrain_xla_lower",
+        "xtrain_xla_measure_kernels",
         "xtrain_xla_profile_begin",
         "xtrain_xla_profile_end",
         "xtrain_xla_stablehlo_text",

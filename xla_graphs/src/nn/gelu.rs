@@ -4,6 +4,7 @@
 //! both and keeps it in memory between them.
 
 use super::special;
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Composite, Gelu, KernelGelu, Op};
@@ -16,9 +17,6 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 /// The cubic coefficient of the tanh approximation.
 const CUBIC: f64 = 0.044715;
-
-/// A call costs more than it saves below this many elements.
-const LEAST_ELEMENTS: usize = 1 << 14;
 
 pub(crate) fn vjp(v: &Vjp, kind: Gelu) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
@@ -54,8 +52,11 @@ fn kernel(
     target: Target,
 ) -> Option<Result<Tensor>> {
     let shape = operands[0].shape();
-    let is_taken = matches!(target, Target::Cpu(kernels) if kernels.calls.has::<KernelGelu>());
-    if !is_taken || shape.elements() < LEAST_ELEMENTS || shape.dtype != DType::F32 {
+    let Target::Cpu(kernels) = target else {
+        return None;
+    };
+    let pays = CostModel::of(kernels).elements_pay(shape.elements());
+    if !kernels.calls.has::<KernelGelu>() || !pays || shape.dtype != DType::F32 {
         return None;
     }
     let trace = operands[0].trace();

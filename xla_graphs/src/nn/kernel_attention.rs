@@ -7,6 +7,7 @@
 //! side, and writes `[B, T, H, D]`, which is what the next projection reads.
 
 use super::call_result;
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{
@@ -43,7 +44,7 @@ pub(crate) fn kernel(
     let draws = attention.dropout.is_none_or(|dropout| dropout.is_drawn);
     // Elsewhere a query may see no key at all without a mask.
     let sees = attention.window.is_none_or(|window| window > 0 && t <= s);
-    let pays = t >= 16 && s >= 16 && d > 0 && b > 0;
+    let pays = CostModel::of(kernels).attention_pays(t, s) && d > 0 && b > 0;
     kernel.of_attention().filter(|_| draws && sees && pays)
 }
 

@@ -5,6 +5,7 @@
 //! `[N, V]` space. On the CPU both passes are calls (`native/cpp/kernels/cross_entropy.h`): XLA reads the
 //! logits once for each of maximum, sum and gradient.
 
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Composite, KernelCrossEntropy, Op};
@@ -46,7 +47,7 @@ fn has_kernel(logits: &Tensor, target: Target) -> bool {
     };
     kernels.calls.has::<KernelCrossEntropy>()
         && logits.dtype() == DType::F32
-        && logits.shape().elements() >= 1 << 16
+        && CostModel::of(kernels).cross_entropy_pays(logits.shape().elements())
 }
 
 fn log_sum_exp(logits: &Tensor, target: Target) -> Result<Tensor> {

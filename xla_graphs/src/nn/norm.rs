@@ -9,16 +9,13 @@
 //! for sums that it takes of each row, and for both gradients of parameters.
 
 use super::call_result;
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Composite, F64, KernelNorm, KernelNormPart, Norm, NormKind, NormOperand, Op};
 use crate::ops::rule::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
-
-/// A call costs more than it saves below this many elements, and on rows shorter than this.
-const LEAST_ELEMENTS: usize = 1 << 14;
-const LEAST_WIDTH: usize = 16;
 
 pub(crate) fn vjp(v: &Vjp, of: Norm) -> Result<Vec<Option<Tensor>>> {
     let (x, gamma) = (&v.operands[0], &v.operands[1]);
@@ -46,7 +43,7 @@ fn kernel(
         return None;
     };
     let shape = operands[0].shape();
-    let pays = shape.elements() >= LEAST_ELEMENTS && shape.dims.last()? >= &LEAST_WIDTH;
+    let pays = CostModel::of(kernels).norm_pays(shape.elements(), *shape.dims.last()?);
     if !kernels.calls.has::<KernelNorm>() || !pays || shape.dtype != DType::F32 {
         return None;
     }

@@ -286,6 +286,16 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// This rate at every step, however many there are.
+    pub fn constant(peak: f64) -> Schedule {
+        Schedule {
+            kind: ScheduleKind::Constant,
+            peak,
+            warmup: 0,
+            total: 1,
+        }
+    }
+
     /// The learning rate of 0-based step `step`.
     pub fn learning_rate(&self, step: u64) -> f64 {
         self.peak * self.factor(step)

@@ -7,6 +7,7 @@
 //! Before: primitives. After: the same, sums in another order.
 
 use super::rebuild::{Readers, moved_behind, record};
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
@@ -178,8 +179,7 @@ fn by_ones(kernels: CpuKernels, x: &Tensor, dims: &[usize]) -> Option<(KernelMat
     let rows = x.trace().tensor(x.node().operands[0]);
     let (summed, kept) = x.dims().split_at(dims.len());
     let (k, n) = (summed.iter().product(), kept.iter().product());
-    // Fewer are not worth a call.
-    if rows.dtype() != DType::BF16 || k < 64 || n < 64 {
+    if rows.dtype() != DType::BF16 || !CostModel::of(kernels).sum_by_ones_pays(k, n) {
         return None;
     }
     let call = KernelMatmul {

@@ -11,6 +11,7 @@
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
 use super::rebuild::{Readers, record};
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -214,10 +215,11 @@ fn matmul(
             if let Some((mut call, is_swapped)) =
                 strided(kernel, [&x[0], &x[1]], [&a, &b], dims, perm, dtype)
             {
-                if !pays(&call) {
+                let costs = CostModel::of(kernels);
+                if !costs.matmul_pays(&call) {
                     return None;
                 }
-                if !fills_tiles(&call) {
+                if !costs.fills_tiles(&call) {
                     call.kernel = call.kernel.without_tiles();
                 }
                 let (a, b) = (a.base, b.base);
@@ -227,27 +229,6 @@ fn matmul(
         }
     }
     None
-}
-
-/// Whether a kernel beats XLA's dot, as measured (docs/log/performance.md): below, packing and the
-/// call cost more than they save.
-fn pays(call: &KernelMatmul) -> bool {
-    let [p, q, m, n, k] = call.sizes;
-    // XLA's f32 dot reads and writes arrays that lie as it wants them; it copies others, and
-    // converts bf16.
-    let lies_right = call.a_strides[3] == 1 && call.b_strides[3] == 1 && call.c_strides[2] == n;
-    let (narrowest, shortest, least) = if call.kernel.dtype() == DType::F32 && lies_right {
-        (128, 40, 1 << 21)
-    } else {
-        (16, 32, 1 << 20)
-    };
-    m.min(n) >= narrowest && k >= shortest && p * q * m * n * k >= least
-}
-
-/// Whether tiles of 32 x 32 have so much to do that packing all operands for them pays, as measured.
-fn fills_tiles(call: &KernelMatmul) -> bool {
-    let [_, _, m, n, k] = call.sizes;
-    m.min(n) >= 64 && m * n >= 1 << 15 && k >= 128
 }
 
 /// An operand as what it is made from lies in memory.

@@ -11,30 +11,30 @@
 //! its logits are small, where they are read otherwise, or where their gradient needs all losses.
 
 use super::rebuild::{Replaced, record, together};
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Composite, Op, Reduction};
-use crate::target::Target;
+use crate::target::{CpuKernels, Target};
 use crate::trace::{ScopeGuard, Tensor, Trace};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Logits of a block in f32, unless [`LEAST_ROWS`] or a share of [`MOST_BLOCKS`] are more.
-const MOST_BYTES: usize = 256 << 20;
-
-/// A matmul of fewer rows spends its time on packing the weight (docs/log/performance.md).
-const LEAST_ROWS: usize = 512;
-
-/// Each block is compiled by itself.
-const MOST_BLOCKS: usize = 16;
-
-/// What the rows of a block are a multiple of: whole tiles of the kernels.
-const TILE_ROWS: usize = 32;
+/// The rows of the blocks that logits of `rows` rows are worth dividing into, whatever the target; `rows` where
+/// they are small.
+pub fn rows_of_block(rows: usize, vocabulary: usize) -> usize {
+    let costs = CostModel::of(CpuKernels::default());
+    costs.logit_block(rows, vocabulary).unwrap_or(rows)
+}
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
-    let has_kernels =
-        matches!(target, Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some());
+    let costs = match target {
+        Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some() => {
+            CostModel::of(kernels)
+        }
+        _ => return Ok(graph.clone()),
+    };
     let logits = |node: &GraphNode| match node.op {
         Op::Composite(Composite::CrossEntropy { .. } | Composite::CrossEntropyGrad { .. }) => {
             Some(node.operands[0])
@@ -43,8 +43,8 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     };
     // A step has one loss.
     let logits = graph.nodes.iter().find_map(logits);
-    match logits.filter(|_| has_kernels) {
-        Some(logits) => match Region::of(graph, logits) {
+    match logits {
+        Some(logits) => match Region::of(graph, logits, costs) {
             Some(region) => region.rewrite(graph),
             None => Ok(graph.clone()),
         },
@@ -86,20 +86,13 @@ struct Region {
 
 impl Region {
     /// The region around these logits, if they are large and nothing else needs them.
-    fn of(graph: &Graph, logits: NodeId) -> Option<Region> {
+    fn of(graph: &Graph, logits: NodeId, costs: CostModel) -> Option<Region> {
         let [rows, vocabulary] = graph.nodes[logits as usize].shape.dims[..] else {
             return None;
         };
-        let block = LEAST_ROWS
-            .max(MOST_BYTES / DType::F32.size() / vocabulary.max(1))
-            .max(rows.div_ceil(MOST_BLOCKS));
-        if rows <= block {
-            return None;
-        }
-        let block = rows.div_ceil(rows.div_ceil(block));
         let mut region = Region {
             dims: [rows, vocabulary],
-            block: block.next_multiple_of(TILE_ROWS),
+            block: costs.logit_block(rows, vocabulary)?,
             parts: BTreeMap::new(),
             order: Vec::new(),
         };

@@ -10,6 +10,7 @@
 //! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows, on the CPU |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `joined_gradients` | gradients of queries, keys and values are padded and added up | an attention of the CPU plugin's writes them as one array |
+//! | | `gemv` | primitives | products of a few rows with a weight are calls of the CPU plugin's |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
 //! | | `bias_sums` | primitives | a bias's gradient is a result of the call that gives its weight's |
 //! | | `norm_sums` | primitives | a normalization of the CPU plugin's adds up what it reads, and to its gradient what else belongs there |
@@ -26,6 +27,7 @@ mod bias_sums;
 mod cpu_kernels;
 mod decompose;
 mod dot_layout;
+mod gemv;
 mod joined_gradients;
 mod logit_blocks;
 mod norm_sums;
@@ -36,6 +38,7 @@ mod rebuild;
 pub mod stages;
 
 pub use autocast::Precision;
+pub use logit_blocks::rows_of_block;
 
 use crate::error::Result;
 use crate::graph::Graph;
@@ -82,6 +85,7 @@ pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = logit_blocks::rewrite(&graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
     let graph = joined_gradients::rewrite(&graph)?;
+    let graph = gemv::rewrite(&graph, target)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
     let graph = bias_sums::rewrite(&graph, target)?;
     let graph = norm_sums::rewrite(&graph)?;

@@ -163,21 +163,11 @@ fn scalar(graph: &Graph, node: NodeId) -> Option<NodeId> {
     (matches!(node.op, Op::Broadcast { .. }) && is_scalar).then_some(of)
 }
 
-/// The groups that gain: those with several results, with a sum, or with codes.
-fn groups(graph: &Graph) -> Vec<Group> {
+/// How many times each value has left candidates and come back to others: what differs in this cannot
+/// be one call, which would wait for itself. As late as its readers allow, so that what is made of the
+/// state alone waits for what needs the norm of all gradients.
+fn depths(graph: &Graph, candidates: &[bool], readers: &[Vec<NodeId>]) -> Vec<u32> {
     let count = graph.nodes.len();
-    let candidates: Vec<bool> = (0..count as NodeId)
-        .map(|id| is_candidate(graph, id))
-        .collect();
-    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); count];
-    for (id, node) in graph.nodes.iter().enumerate() {
-        for &operand in &node.operands {
-            readers[operand as usize].push(id as NodeId);
-        }
-    }
-    // How many times a value has left candidates and come back to others: what differs in this
-    // cannot be one call, which would wait for itself. As late as its readers allow, so that what is
-    // made of the state alone waits for what needs the norm of all gradients.
     let mut depths = vec![0u32; count];
     for (id, node) in graph.nodes.iter().enumerate() {
         let least = |&operand: &NodeId| {
@@ -193,6 +183,22 @@ fn groups(graph: &Graph) -> Vec<Group> {
         };
         depths[id] = readers[id].iter().map(most).min().unwrap_or(depths[id]);
     }
+    depths
+}
+
+/// The groups that gain: those with several results, with a sum, or with codes.
+fn groups(graph: &Graph) -> Vec<Group> {
+    let count = graph.nodes.len();
+    let candidates: Vec<bool> = (0..count as NodeId)
+        .map(|id| is_candidate(graph, id))
+        .collect();
+    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); count];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        for &operand in &node.operands {
+            readers[operand as usize].push(id as NodeId);
+        }
+    }
+    let depths = depths(graph, &candidates, &readers);
     // Of each candidate the first of its group, where both are at one depth.
     let mut first: Vec<usize> = (0..count).collect();
     fn root(first: &mut [usize], mut id: usize) -> usize {

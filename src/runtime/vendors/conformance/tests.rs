@@ -151,35 +151,68 @@ fn collective(opcode: &str, element: i32, groups: &[&[i64]]) -> Plant {
         })
 }
 
-/// Each with the rule that it breaks and a part of the message.
-fn planted() -> Vec<(Plant, &'static str, &'static str)> {
-    let floats = |dims: &[i64]| Plant::new().parameter(F32, dims);
-    let unary = |opcode: &str, element: i32| {
-        Plant::new()
-            .parameter(element, &[4])
-            .plain(opcode, element, &[4], &[1])
-    };
-    let table = || Plant::new().parameter(F32, &[9, 2]);
-    let dynamic =
-        |shape: &mut Option<Shape>| shape.as_mut().unwrap().is_dynamic_dimension = vec![true];
-    let window = |base: i64, window: i64| Window {
+/// A plant with the rule that it breaks and a part of the message.
+type Case = (Plant, &'static str, &'static str);
+
+fn floats(dims: &[i64]) -> Plant {
+    Plant::new().parameter(F32, dims)
+}
+
+fn unary(opcode: &str, element: i32) -> Plant {
+    Plant::new()
+        .parameter(element, &[4])
+        .plain(opcode, element, &[4], &[1])
+}
+
+fn table() -> Plant {
+    floats(&[9, 2])
+}
+
+/// A window that is dilated at its base and in itself.
+fn window(base: i64, window: i64) -> Window {
+    Window {
         dimensions: vec![WindowDimension {
             base_dilation: base,
             window_dilation: window,
             ..Default::default()
         }],
-    };
-    let reduce = |start: Plant, folds: &str| {
-        start
-            .add("reduce", Plant::shape(F32, &[]), &[1, 2], |i| {
-                i.called_computation_ids = vec![2]
-            })
-            .folding_with(folds)
-    };
-    let mut cases = vec![
+    }
+}
+
+fn reduce(start: Plant, folds: &str) -> Plant {
+    start
+        .add("reduce", Plant::shape(F32, &[]), &[1, 2], |i| {
+            i.called_computation_ids = vec![2]
+        })
+        .folding_with(folds)
+}
+
+/// One violation or more of every rule.
+fn planted() -> Vec<Case> {
+    let refused = REFUSED.iter().map(|(opcode, _, source)| {
+        (
+            floats(&[4]).plain(opcode, F32, &[4], &[1]),
+            "no operation that is known to be refused",
+            *source,
+        )
+    });
+    let groups = [
+        of_types(),
+        of_reductions(),
+        of_rows(),
+        of_replicas(),
+        of_unknown_operations(),
+        refused.collect(),
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+/// Shapes, element types and constants.
+fn of_types() -> Vec<Case> {
+    vec![
         (
             Plant::new().add("parameter", Plant::shape(F32, &[4]), &[], |i| {
-                dynamic(&mut i.shape)
+                i.shape.as_mut().unwrap().is_dynamic_dimension = vec![true]
             }),
             "shapes are static",
             "only at run time",
@@ -201,6 +234,12 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "no 64-bit integers",
             "32 bits on trn1",
         ),
+    ]
+}
+
+/// Reductions, windows, products, random bits and calls.
+fn of_reductions() -> Vec<Case> {
+    vec![
         (
             floats(&[4]).parameter(F32, &[4]).parameter(F32, &[]).plain(
                 "reduce",
@@ -259,6 +298,12 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "custom calls are those that the compiler knows",
             "__cudnn$fmha",
         ),
+    ]
+}
+
+/// What takes or changes rows of an array.
+fn of_rows() -> Vec<Case> {
+    vec![
         (
             floats(&[4]).parameter(F32, &[1]).parameter(S32, &[]).plain(
                 "dynamic-update-slice",
@@ -315,6 +360,12 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "indices lie inside of the table",
             "clamp indices to 0 to 8",
         ),
+    ]
+}
+
+/// What replicas exchange, and state that is donated.
+fn of_replicas() -> Vec<Case> {
+    vec![
         (
             floats(&[4])
                 .plain("opt-barrier", F32, &[4], &[1])
@@ -351,6 +402,12 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "at most 12 sets of groups",
             "13 sets",
         ),
+    ]
+}
+
+/// Operations that are not known to compile.
+fn of_unknown_operations() -> Vec<Case> {
+    vec![
         (
             unary("erf", F32),
             "operations and element types are known",
@@ -407,15 +464,7 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "operations and element types are known",
             "EVRF063",
         ),
-    ];
-    cases.extend(REFUSED.iter().map(|(opcode, _, source)| {
-        (
-            floats(&[4]).plain(opcode, F32, &[4], &[1]),
-            "no operation that is known to be refused",
-            *source,
-        )
-    }));
-    cases
+    ]
 }
 
 impl Plant {

@@ -24,6 +24,8 @@ struct Amx : Tiles {
   using B = Order<kNr, true, false>;
   static constexpr int64_t kKc = 384, kStep = 128, kAWords = 64 << 10;
 
+  static double Spin(int64_t words) { return SpinOf<1>(words); }
+
   static void Tile(const Matmul& x, Rows panel, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,
                    int columns) {
     const uint32_t* a = reinterpret_cast<const uint32_t*>(panel.at);

@@ -25,6 +25,9 @@ struct AmxOfThree : Tiles {
   using A = Order<kMr, true, true, 3>;
   using B = Order<kNr, true, false, 3>;
   static constexpr int64_t kKc = 384, kStep = 384, kAWords = 192 << 10;
+
+  static double Spin(int64_t words) { return SpinOf<6>(words); }
+
   // Where the second and third pieces of a panel's 16 words are.
   static constexpr int kSecond = 512, kThird = 1024;
 
@@ -158,6 +161,6 @@ struct AmxOfThree : Tiles {
 }  // namespace
 
 // Its attention would be that of AVX-512.
-const Implementation kAmxF32 = {Gemm<AmxOfThree>::MakePlan, Gemm<AmxOfThree>::Work, {}};
+const Implementation kAmxF32 = {Gemm<AmxOfThree>::kShape, Gemm<AmxOfThree>::Work, AmxOfThree::Spin, {}};
 
 }  // namespace xtrain::kernels

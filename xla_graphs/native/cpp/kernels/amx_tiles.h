@@ -11,7 +11,7 @@ namespace {
 
 struct Tiles {
   static constexpr int kMr = 32, kNr = 32;
-  static constexpr bool kReadsRows = false;
+  static constexpr bool kReadsRows = false, kBInL1 = false;
   static constexpr bool kPairs = true;
 
   static constexpr int SumAt(int row, int column) { return row / 16 * 512 + column / 16 * 256 + row % 16 * 16 + column % 16; }
@@ -31,6 +31,25 @@ struct Tiles {
     }
     ~State() { _tile_release(); }
   };
+
+  // Products of tiles of bf16, `kProducts` of them for one of the kernel's own type.
+  template <int kProducts>
+  static double SpinOf(int64_t words) {
+    const State state;
+    Begin(nullptr);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    const int64_t steps = words / 16;
+    for (int64_t k = 0; k < steps; ++k) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    return 2.0 * kMr * kNr * 32 * steps / kProducts;
+  }
 
   // C as it is before: `from`, or 0.
   static inline __attribute__((always_inline)) void Begin(const float* from) {

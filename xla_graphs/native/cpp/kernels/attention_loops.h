@@ -744,7 +744,7 @@ struct AttentionLoops {
 template <class K, class OfAttention = K>
 constexpr Implementation Implement() {
   using Loops = AttentionLoops<OfAttention>;
-  return {Gemm<K>::MakePlan, Gemm<K>::Work, {Loops::Plan, Loops::Forward, Loops::Backward}};
+  return {Gemm<K>::kShape, Gemm<K>::Work, K::Spin, {Loops::Plan, Loops::Forward, Loops::Backward}};
 }
 
 }  // namespace

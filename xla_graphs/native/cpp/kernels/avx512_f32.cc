@@ -1,5 +1,5 @@
 // Matmul on AVX-512's multiply-adds of f32: exact products of f32, as XLA's own dots are; and of bf16, which are widened as they are packed,
-// for processors whose products of pairs of bf16 are no faster (Intel's without AMX) or missing. Those of attention are by the same tile.
+// for processors whose products of pairs of bf16 are slower (Intel's without AMX) or missing. Those of attention are by the same tile.
 // Of bf16 subnormals count as zero, as with other kernels for them.
 
 #include "attention_loops.h"

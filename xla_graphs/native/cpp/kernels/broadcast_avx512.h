@@ -32,6 +32,7 @@ struct Broadcast {
   using B = Order<kNr, false, false, 1, P::kRounds>;
   // Panels of B of 96 KB: twice L1 or more, and still faster than to store and load the sums more often.
   static constexpr int64_t kKc = 768, kStep = kKc, kAWords = 64 << 10;
+  static constexpr bool kBInL1 = false;
   static constexpr int SumAt(int row, int column) { return row * kNr + column; }
   using State = typename P::State;
 
@@ -104,6 +105,29 @@ struct Broadcast {
       default:
         return Part<14, kVectors>(x, a, b, words, from, to, at, rows, columns);
     }
+  }
+
+  static double Spin(int64_t words) {
+    const State state;
+    __m512 sums[kMr][2];
+    __m512i left = _mm512_setzero_si512(), right[2] = {left, left};
+    __asm__ volatile("" : "+v"(left), "+v"(right[0]), "+v"(right[1]));
+#pragma GCC unroll 14
+    for (int i = 0; i < kMr; ++i) {
+      sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+      // Equal sums would be one for the compiler.
+      __asm__ volatile("" : "+v"(sums[i][0]), "+v"(sums[i][1]));
+    }
+    for (int64_t k = 0; k < words; ++k) {
+#pragma GCC unroll 14
+      for (int i = 0; i < kMr; ++i) {
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) sums[i][j] = P::MultiplyAdd(sums[i][j], left, right[j]);
+      }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < kMr; ++i) __asm__ volatile("" : : "v"(sums[i][0]), "v"(sums[i][1]));
+    return 2.0 * kMr * kNr * (kPairs ? 2 : 1) * words;
   }
 
   static void Tile(const Matmul& x, Rows a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at, int rows,

@@ -202,7 +202,7 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
   }
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const Plan plan = implementation->plan(x, static_cast<int>(threads));
+  const Plan plan = MakePlan(implementation->shape, x, Machine::This(static_cast<int>(threads)));
   std::optional<Loan> loan;
   auto packed = std::make_shared<Packed>();
   try {
@@ -438,6 +438,23 @@ ffi::Error CallGelu(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs g
   return OnAllThreads(pool, of.Chunks(), "xtrain.gelu", [of](std::atomic<int64_t>& next) { FindLoops().gelu(of, next); });
 }
 
+// `sizes`: m, n, k. `by_columns`: w is [n, k] instead of [k, n].
+ffi::Error CallGemv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y, ffi::Span<const int64_t> sizes,
+                    int64_t by_columns, int64_t rounds) {
+  const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.gemv: the arrays do not fit"); };
+  if (sizes.size() != 3 || !IsFloat(x) || !IsFloat(w) || !IsFloat(*y) || (rounds != 0 && IsBf16(w))) return invalid();
+  Gemv of = {sizes[0], sizes[1], sizes[2], x.untyped_data(), w.untyped_data(), y->untyped_data(), by_columns != 0, rounds != 0,
+             IsBf16(x), IsBf16(w), IsBf16(*y)};
+  const auto has = [](const ffi::AnyBuffer& buffer, int64_t rows, int64_t columns) {
+    return static_cast<int64_t>(buffer.element_count()) == rows * columns;
+  };
+  if (of.m < 1 || of.m > Gemv::kMostRows || of.n < 1 || of.k < 1 || !has(x, of.m, of.k) || !has(w, of.k, of.n) || !has(*y, of.m, of.n)) {
+    return invalid();
+  }
+  of.columns = of.Columns(std::max<int64_t>(pool.num_threads(), 1));
+  return OnAllThreads(pool, of.Chunks(), "xtrain.gemv", [of](std::atomic<int64_t>& next) { FindLoops().gemv(of, next); });
+}
+
 // What is normalized, if both arrays are f32, x of rows and the scale of a row's width.
 std::optional<Norm> AsNorm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, int64_t subtracts_mean, int64_t eps) {
   const int64_t width = scale.element_count();
@@ -580,6 +597,16 @@ XLA_FFI_DEFINE_HANDLER(kCallGelu, CallGelu,
                            .Ret<ffi::AnyBuffer>()
                            .Attr<int64_t>("is_tanh"));
 
+XLA_FFI_DEFINE_HANDLER(kCallGemv, CallGemv,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<ffi::Span<const int64_t>>("sizes")
+                           .Attr<int64_t>("by_columns")
+                           .Attr<int64_t>("rounds"));
+
 XLA_FFI_DEFINE_HANDLER(kCallNorm, CallNorm,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -618,14 +645,21 @@ extern "C" void xtrain_cpp_register_kernels() {
     return add("xtrain.matmul", xtrain::kernels::kCallMatmul) & add("xtrain.attention", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp", xtrain::kernels::kCallLogSums) &
            add("xtrain.cross_entropy_grad", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu", xtrain::kernels::kCallGelu) &
+           add("xtrain.gemv", xtrain::kernels::kCallGemv) &
            add("xtrain.norm", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad", xtrain::kernels::kCallNormGradients);
   }();
   (void)registered;
 }
 
-// Whether this processor and its operating system execute a kernel, by its number: 0 if not, 2 if the next one of its type is
-// faster, else 1.
+// Whether this processor and its operating system execute a kernel, by its number.
 extern "C" int xtrain_cpp_has_kernel(int64_t kernel) {
-  const auto number = static_cast<xtrain::kernels::Kernel>(kernel);
-  return xtrain::kernels::Find(number) == nullptr ? 0 : xtrain::kernels::IsSlow(number) ? 2 : 1;
+  return xtrain::kernels::Find(static_cast<xtrain::kernels::Kernel>(kernel)) != nullptr;
+}
+
+// Of each kernel by its number, of `count` at most: the GFLOP/s that it reaches on one core, and those of its instructions on registers;
+// 0 for those that this processor does not execute.
+extern "C" void xtrain_cpp_measure_kernels(double* gflops, double* peaks, int64_t count) {
+  xtrain::kernels::Speed speeds[xtrain::kernels::kKernels];
+  xtrain::kernels::MeasureKernels(speeds);
+  for (int64_t i = 0; i < std::min(count, xtrain::kernels::kKernels); ++i) gflops[i] = speeds[i].gflops, peaks[i] = speeds[i].peak;
 }

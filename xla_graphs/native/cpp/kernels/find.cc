@@ -1,4 +1,4 @@
-// Which kernels this processor executes.
+// Which kernels this processor executes, and what its caches are.
 
 #include "loops.h"
 #include "matmul.h"
@@ -20,7 +20,32 @@ bool HasTiles() {
   return amx_bf16 && amx_tile && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
+// Caches as the processor describes them: Intel's leaf 4, and AMD's of the same form.
+Machine Described() {
+  Machine machine;
+  const unsigned leaf = __builtin_cpu_is("amd") ? 0x8000001d : 4;
+  unsigned eax, ebx, ecx, edx;
+  for (unsigned i = 0; i < 16 && __get_cpuid_count(leaf, i, &eax, &ebx, &ecx, &edx) != 0; ++i) {
+    const unsigned type = eax & 31, level = eax >> 5 & 7;
+    if (type == 0) break;
+    if (type == 2) continue;  // of instructions
+    const int64_t ways = (ebx >> 22) + 1, partitions = (ebx >> 12 & 0x3ff) + 1, line = (ebx & 0xfff) + 1, sets = static_cast<int64_t>(ecx) + 1;
+    const int64_t bytes = ways * partitions * line * sets;
+    if (level == 1) machine.l1 = bytes;
+    if (level == 2) machine.l2 = bytes;
+    if (level == 3) machine.l3 = bytes, machine.l3_threads = (eax >> 14 & 0xfff) + 1;
+  }
+  return machine;
+}
+
 }  // namespace
+
+Machine Machine::This(int threads) {
+  static const Machine described = Described();
+  Machine machine = described;
+  machine.threads = threads;
+  return machine;
+}
 
 const Implementation* Find(Kernel kernel) {
   static const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -41,13 +66,11 @@ const Implementation* Find(Kernel kernel) {
       return has_avx512 ? &kAvx512WidenedBf16 : nullptr;
     case Kernel::kAvx2F32:
       return has_avx2 ? &kAvx2F32 : nullptr;
+    case Kernel::kAvx2WidenedBf16:
+      return has_avx2 ? &kAvx2WidenedBf16 : nullptr;
   }
   return nullptr;
 }
-
-// An Intel core begins half as many VDPBF16PS a cycle as multiply-adds of f32, and each takes another microoperation; AMD's begin as
-// many, of twice the products.
-bool IsSlow(Kernel kernel) { return kernel == Kernel::kAvx512Bf16 && __builtin_cpu_is("intel"); }
 
 const Loops& FindLoops() {
   static const Loops& best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -66,7 +89,11 @@ namespace xtrain::kernels {
 
 const Implementation* Find(Kernel) { return nullptr; }
 
-bool IsSlow(Kernel) { return false; }
+Machine Machine::This(int threads) {
+  Machine machine;
+  machine.threads = threads;
+  return machine;
+}
 
 const Loops& FindLoops() { return kLoopsBaseline; }
 

@@ -9,6 +9,8 @@
 //   k in steps of kStep   kStep words of that panel stay in the L1 cache
 //   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kStep, panels of A streaming from L2
 //
+// How large they are is the cost model's (cost_model.h).
+//
 // An operand that several parts read is packed before all of them, by all threads together, if L3 holds it: then the steps over
 // k and m only choose what of it is read. So a part packs what no other reads, or what is too large. A's rows are not packed at
 // all if they have in memory the words that the kernel reads: then only a last panel that has fewer rows than others is.
@@ -18,8 +20,6 @@
 #ifndef XTRAIN_CPP_KERNELS_GEMM_H_
 #define XTRAIN_CPP_KERNELS_GEMM_H_
 
-#include <sched.h>
-
 #include <cstring>
 
 #include "bits.h"
@@ -28,14 +28,6 @@
 
 namespace xtrain::kernels {
 namespace {
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// `size` in as few even pieces of at most `most` as possible, each a multiple of `unit`.
-inline int64_t Even(int64_t size, int64_t most, int64_t unit) {
-  const int64_t pieces = CeilDiv(size, std::max(most, unit));
-  return CeilDiv(CeilDiv(size, pieces), unit) * unit;
-}
 
 // The lines of C that a kernel will write: asked for before its loop, they are here after it.
 inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t offset, int rows, int columns) {
@@ -47,103 +39,33 @@ inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t o
   }
 }
 
-// K: kMr, kNr, kPairs, kTakesBf16 (whether operands may be bf16 in memory), kReadsRows (whether A's words may be anywhere, not only in panels of its Order), Orders A and B, SumAt (where
-// the sum of a row and column is, as the kernel stores its registers; 16 columns from a multiple of 16 on lie side by side), the sizes
-// kKc (words of k that are packed at a time), kStep (those that the kernel takes at a time, a multiple of 16 or kKc) and kAWords (what
-// A's block may take of L2), and `Tile`, the kernel proper.
+template <class O>
+constexpr PanelShape ShapeOf() {
+  return {O::kRows, O::kPerK, O::kPieces, O::kIsTiles};
+}
+
+// K: kMr, kNr, kPairs, kTakesBf16 (whether operands may be bf16 in memory), kReadsRows (whether A's words may be anywhere, not only in
+// panels of its Order), Orders A and B, SumAt (where the sum of a row and column is, as the kernel stores its registers; 16 columns from a
+// multiple of 16 on lie side by side), the most of kKc (words of k that are packed at a time) and of kAWords (words of A's block), kBInL1
+// (whether a panel of B is to stay in L1), kStep (words of k that the kernel takes at a time, a multiple of 16 or kKc), `Tile`, the kernel
+// proper, and `Spin`, as Implementation has it. The plan is the cost model's (cost_model.h).
 template <class K>
 struct Gemm {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
-  // What B's block and C's sums may take of L3, each.
-  static constexpr int64_t kPartWords = 1 << 20;
-  // What an operand may take of L3 that is packed once for all parts, and about what a piece of it has.
-  static constexpr int64_t kSharedWords = (K::A::kPieces == 1 ? 2 : 4) << 20, kPieceWords = 48 << 10;
 
-  static Plan MakePlan(const Matmul& x, int threads) {
-    Plan plan = {};
-    const int64_t words = CeilDiv(x.k, kPerWord);
-    plan.kc = Even(words, K::kKc, 16);
-    const bool resumes = plan.kc < words;
-    const int64_t batches = x.batch[0] * x.batch[1];
-    // The division of one matrix into parts that packs least: A is packed for each part of n, B for each part of m, if not once
-    // for all, and what is packed is read as often, which costs less. Two parts for every thread, if they are worth it, so that a
-    // thread which the system holds up is not waited for, and no part that one thread computes while the others have none.
-    const int64_t m_most = CeilDiv(x.m, K::kMr), n_most = CeilDiv(x.n, K::kNr);
-    const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
-    const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
-    const Source a = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k};
-    // Where k is odd, its last step is packed by each part: little enough if it is one of many.
-    const bool reads_rows = ReadsRows(a, x.a_bf16, words > 4 * plan.kc ? x.k / kPerWord : words);
-    const bool shares_a = batches == 1 && !reads_rows && all_a.Words() <= kSharedWords;
-    const bool shares_b = batches == 1 && all_b.Words() <= kSharedWords;
-    const int64_t wanted = CeilDiv(threads == 1 ? 1 : 2 * threads, batches);
-    double least = 0;
-    for (int64_t m_parts = 1, n_parts = 1; m_parts <= m_most; ++m_parts) {
-      const int64_t mt = CeilDiv(m_most, m_parts) * K::kMr;
-      n_parts = CeilDiv(wanted, m_parts);
-      const bool packs_b = !shares_b || mt >= x.m;
-      if (packs_b) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / (plan.kc * K::B::kPieces), K::kNr)));
-      if (resumes) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / mt, K::kNr)));
-      // So many that no thread has one more than others, if it can be.
-      for (int more = 1; more < threads && batches * m_parts * n_parts % threads != 0; ++more) ++n_parts;
-      n_parts = std::min(n_parts, n_most);
-      const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
-      const double a_reads = static_cast<double>(CeilDiv(x.n, nt)) * x.m, b_reads = static_cast<double>(CeilDiv(x.m, mt)) * x.n;
-      // A that others pack comes from their caches, and a block of it that a thread packs for itself stays in its own.
-      const double packed = (reads_rows ? 0 : shares_a && nt < x.n ? 2 * x.m : a_reads) + (shares_b ? x.n : b_reads) + 0.1 * (a_reads + b_reads);
-      // Packing every row and column once takes about a tenth of a matmul. Fewer than wanted is worse than any packing.
-      const int64_t parts = CeilDiv(x.m, mt) * CeilDiv(x.n, nt), rounds = CeilDiv(batches * parts, threads);
-      const double idle = static_cast<double>(rounds * threads) / (batches * parts);
-      const double cost = (10.0 * (x.m + x.n) + packed) * idle / std::min(wanted, parts);
-      if (m_parts == 1 || cost < least) least = cost, plan.mt = mt, plan.nt = nt;
-      if (m_parts >= wanted && n_parts == 1) break;
-    }
-    plan.mc = Even(plan.mt, K::kAWords / (plan.kc * K::A::kPieces), K::kMr);
-    plan.m_parts = CeilDiv(x.m, plan.mt);
-    plan.n_parts = CeilDiv(x.n, plan.nt);
-    plan.parts = batches * plan.m_parts * plan.n_parts;
-    if (shares_a && plan.n_parts > 1) plan.a_words = all_a.Words(), plan.a_pieces = all_a.Pieces();
-    if (shares_b && plan.m_parts > 1) plan.b_words = all_b.Words(), plan.b_pieces = all_b.Pieces();
-    if (x.sums != nullptr) plan.sum_words = CeilDiv(words, kSumWords) * (x.sums_of_b ? x.n : x.m);
-    return plan;
-  }
+  static constexpr KernelShape kShape = {ShapeOf<typename K::A>(), ShapeOf<typename K::B>(), kPerWord, K::kReadsRows, K::kBInL1, K::kKc, K::kAWords};
 
-  // A whole operand, packed by all threads together: for each step of kc along k, its panels. A piece is some words of k of some
-  // panels, of neighbours in memory as many as fit: words of a row, or rows of a word.
+  // Packs a piece of a whole operand. `sums`: as `PackSummed` has them.
   template <class O>
-  struct Whole {
-    int64_t panels, words, kc;
-    int64_t piece_panels, piece_words;
-
-    Whole(int64_t rows, int64_t words, int64_t kc, int64_t k_stride) : panels(CeilDiv(rows, O::kRows)), words(words), kc(kc) {
-      piece_panels = k_stride == 1 ? kPieceWords / O::PanelWords(kc) : kPieceWords / (16 * O::kPerK);
-      piece_panels = std::min(std::max<int64_t>(piece_panels, 1), panels);
-      piece_words = k_stride == 1 ? kc : std::max<int64_t>(kPieceWords / (piece_panels * O::kPerK * 16), 1) * 16;
-    }
-
-    int64_t Words() const { return panels * O::PanelWords(words); }
-
-    int64_t Pieces() const { return CeilDiv(words, kc) * CeilDiv(panels, piece_panels) * CeilDiv(kc, piece_words); }
-
-    // Where a panel of the step from k0 on is; all steps before it have kc words, a multiple of 16.
-    int64_t At(int64_t panel, int64_t k0) const { return k0 * panels * O::kPerK + panel * O::PanelWords(std::min(kc, words - k0)); }
-
-    // `sums`: as `PackSummed` has them.
-    void Pack(bool is_bf16, const Source& s, int64_t piece, uint32_t* to, float* sums) const {
-      const int64_t of_panels = CeilDiv(panels, piece_panels), of_words = CeilDiv(kc, piece_words);
-      const int64_t k0 = piece / (of_panels * of_words) * kc, here = std::min(kc, words - k0);
-      const int64_t panel = piece / of_words % of_panels * piece_panels, k = piece % of_words * piece_words;
-      if (k >= here) return;
-      const int64_t of_piece = std::min(piece_panels, panels - panel), k_words = std::min(piece_words, here - k);
-      PackSummed<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + At(panel, k0) + k * O::kPerK, O::PanelWords(here), sums);
-    }
-  };
-
-  // Whether the kernel reads rows where they are, up to word `words`: a last pair of which there is half is packed. Rows a multiple
-  // of 4 KB apart fall into the same lines of L1, which has 8 or 12 ways for them.
-  static bool ReadsRows(const Source& s, bool is_bf16, int64_t words) {
-    const bool are_words = s.k_stride == 1 && is_bf16 == K::kPairs && words * kPerWord <= s.k_size;
-    return K::kReadsRows && are_words && Pitch(s, is_bf16) % 4096 != 0;
+  static void PackPiece(const Whole& whole, bool is_bf16, const Source& s, int64_t piece, uint32_t* to, float* sums) {
+    const int64_t of_panels = CeilDiv(whole.panels, whole.piece_panels), of_words = CeilDiv(whole.kc, whole.piece_words);
+    const int64_t k0 = piece / (of_panels * of_words) * whole.kc, here = std::min(whole.kc, whole.words - k0);
+    const int64_t panel = piece / of_words % of_panels * whole.piece_panels, k = piece % of_words * whole.piece_words;
+    if (k >= here) return;
+    const int64_t of_piece = std::min(whole.piece_panels, whole.panels - panel), k_words = std::min(whole.piece_words, here - k);
+    // Where panels are rows one behind the other, words of k are neighbours.
+    const int64_t at = KeepsRows<O>(s.k_stride) ? k : k * O::kPerK;
+    PackSummed<O>(is_bf16, s, panel * O::kRows, of_piece, k0 + k, k_words, to + whole.At(panel, k0) + at, O::PanelWords(here), sums);
   }
 
   static int64_t Pitch(const Source& s, bool is_bf16) { return s.r_stride * (is_bf16 ? 2 : 4); }
@@ -171,7 +93,10 @@ struct Gemm {
   // `panels` of A from row r0 and word k0 on; what cannot be read in place is packed to `to`.
   static PanelsOfA MakePanels(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
                               float* sums = nullptr) {
-    const int64_t pitch = Pitch(s, is_bf16), in_place = ReadsRows(s, is_bf16, k0 + words) ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
+    const int64_t pitch = Pitch(s, is_bf16);
+    // Rows of one word lie along k and across it: they are packed if their sums are wanted.
+    const bool reads_rows = sums == nullptr && ReadsRows(kShape, is_bf16, s.r_stride, s.k_stride, s.k_size, k0 + words);
+    const int64_t in_place = reads_rows ? std::min(panels, (s.r_size - r0) / K::kMr) : 0;
     const PanelsOfA left = {static_cast<const char*>(s.data) + r0 * pitch + k0 * 4, pitch, in_place, to, K::A::PanelWords(words), KeepsRows(s.k_stride)};
     PackSummed<typename K::A>(is_bf16, s, r0 + in_place * K::kMr, panels - in_place, k0, words, to, left.panel_words, sums);
     return left;
@@ -179,7 +104,6 @@ struct Gemm {
 
   // As `PackAs`; if `sums` is not null, what is packed is also added up along k while it is near: each 16 words, from a multiple of 16
   // on, to a row of `sums`, [k / 16, r].
-  static constexpr int64_t kSumWords = 16;
   template <class O>
   static void PackSummed(bool is_bf16, const Source& s, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to,
                          int64_t panel_words, float* sums) {
@@ -260,8 +184,7 @@ struct Gemm {
     float* c = nullptr;
     const bool resumes = plan.kc < words;
     if (resumes || K::kStep < words || x.continues) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
-    const Whole<typename K::A> all_a(x.m, words, plan.kc, x.a_strides[3]);
-    const Whole<typename K::B> all_b(x.n, words, plan.kc, x.b_strides[2]);
+    const Whole all_a(kShape.a, x.m, words, plan.kc, x.a_strides[3], plan.piece), all_b(kShape.b, x.n, words, plan.kc, x.b_strides[2], plan.piece);
     float* const sums = reinterpret_cast<float*>(packed.words + plan.a_words + plan.b_words);
     float *const a_sums = x.sums == nullptr || x.sums_of_b ? nullptr : sums, *const b_sums = x.sums != nullptr && x.sums_of_b ? sums : nullptr;
     const int64_t pieces = plan.a_pieces + plan.b_pieces;
@@ -270,20 +193,14 @@ struct Gemm {
       const Source sa = {x.a, x.a_strides[2], x.a_strides[3], x.m, x.k}, sb = {x.b, x.b_strides[3], x.b_strides[2], x.n, x.k};
       for (; claim < pieces; claim = next.fetch_add(1, std::memory_order_relaxed)) {
         if (claim < plan.a_pieces) {
-          all_a.Pack(x.a_bf16, sa, claim, packed.words, a_sums);
+          PackPiece<typename K::A>(all_a, x.a_bf16, sa, claim, packed.words, a_sums);
         } else {
-          all_b.Pack(x.b_bf16, sb, claim - plan.a_pieces, packed.words + plan.a_words, b_sums);
+          PackPiece<typename K::B>(all_b, x.b_bf16, sb, claim - plan.a_pieces, packed.words + plan.a_words, b_sums);
         }
-        packed.pieces.fetch_add(1, std::memory_order_release);
+        packed.pieces.Done(pieces);
       }
       // Whoever claimed a piece is packing it.
-      for (int spins = 0; packed.pieces.load(std::memory_order_acquire) < pieces; ++spins) {
-        if (spins < 1000) {
-          __builtin_ia32_pause();
-        } else {
-          sched_yield();
-        }
-      }
+      packed.pieces.Wait();
     }
     typename K::State state;
     alignas(64) float biased[K::kMr * K::kNr] = {};

@@ -5,6 +5,7 @@
 
 #include "cross_entropy.h"
 #include "gelu.h"
+#include "gemv.h"
 #include "norm.h"
 #include "one_pass.h"
 
@@ -15,6 +16,7 @@ struct Loops {
   LogSumsWork log_sums;
   LogitGradientsWork logit_gradients;
   GeluWork gelu;
+  GemvWork gemv;
   NormForwardWork norm_forward;
   NormBackwardWork norm_backward;
 };

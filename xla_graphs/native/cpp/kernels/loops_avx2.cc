@@ -1,11 +1,12 @@
 #include "cross_entropy_loops.h"
 #include "gelu_loops.h"
+#include "gemv_loops.h"
 #include "loops.h"
 #include "norm_loops.h"
 #include "one_pass_loops.h"
 
 namespace xtrain::kernels {
 
-const Loops kLoopsAvx2 = {Work, LogSums, Gradients, Gelus, ForwardNorm, BackwardNorm};
+const Loops kLoopsAvx2 = {Work, LogSums, Gradients, Gelus, Gemvs, ForwardNorm, BackwardNorm};
 
 }  // namespace xtrain::kernels

@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "cost_model.h"
+#include "wait.h"
 
 namespace xtrain::kernels {
 
@@ -38,45 +40,38 @@ struct Matmul {
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
-enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3, kAmxF32 = 4, kAvx512WidenedBf16 = 5 };
-
-// How a matmul is divided into parts that any thread may compute.
-struct Plan {
-  int64_t mt, nt;  // rows and columns of a part
-  int64_t mc, kc;  // rows of A, and words of k, that are taken at a time
-  int64_t m_parts, n_parts, parts;
-  // An operand that several parts read is packed once for all of them, in pieces that any thread may pack; these are 0 for
-  // one that each part packs for itself.
-  int64_t a_pieces, b_pieces;
-  int64_t a_words, b_words;  // of the packed operands, 4 bytes each
-  int64_t sum_words;         // of the sums of each 16 words of k
-
-  // What there is to claim: pieces, then parts.
-  int64_t Claims() const { return a_pieces + b_pieces + parts; }
-};
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2, kAvx2F32 = 3, kAmxF32 = 4, kAvx512WidenedBf16 = 5, kAvx2WidenedBf16 = 6 };
+constexpr int64_t kKernels = 7;
 
 // What the threads of one call pack together.
 struct Packed {
   uint32_t* words = nullptr;  // the plan's `a_words`, `b_words` and `sum_words`
-  std::atomic<int64_t> pieces{0};  // that are there
+  Countdown pieces;           // of the plan, until all are packed
 };
 
-// One kernel: `plan` for this many threads, then `work` on each thread, which claims pieces and parts from `next` until none is
-// left.
-// Attention is built on the same tile; without functions where a kernel has none.
+// One kernel: a plan (`MakePlan`), then `work` on each thread, which claims pieces and parts from `next` until none is left.
+// Attention is built on the same tile; its functions are null where a kernel has none.
+// `spin` runs the kernel's instructions on registers alone, for this many words of k, and returns how many FLOP of the kernel's own type
+// that is: a kernel that never waited for operands would take as long.
 struct Implementation {
-  Plan (*plan)(const Matmul&, int threads);
+  KernelShape shape;
   void (*work)(const Matmul&, const Plan&, Packed&, std::atomic<int64_t>& next);
+  double (*spin)(int64_t words);
   AttentionImplementation attention;
 };
 
 // The kernel, or null where this processor (or its operating system) cannot execute it.
 const Implementation* Find(Kernel kernel);
 
-// Whether this processor, which executes the kernel, has instructions for the next one of its type (CpuKernel::ALL) that do more.
-bool IsSlow(Kernel kernel);
+// What a kernel reaches on one core of this processor, and what its instructions reach on registers alone.
+struct Speed {
+  double gflops = 0, peak = 0;
+};
 
-extern const Implementation kAmxBf16, kAmxF32, kAvx512F32, kAvx512Bf16, kAvx512WidenedBf16, kAvx2F32;
+// Measures all kernels that this processor executes on the calling thread, in 0.1 s or, on a slow core, at most 0.3 s; the others stay 0.
+void MeasureKernels(Speed (&speeds)[kKernels]);
+
+extern const Implementation kAmxBf16, kAmxF32, kAvx512F32, kAvx512Bf16, kAvx512WidenedBf16, kAvx2F32, kAvx2WidenedBf16;
 
 }  // namespace xtrain::kernels
 

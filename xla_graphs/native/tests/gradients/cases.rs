@@ -183,7 +183,10 @@ macro_rules! binary {
 pub fn cases() -> Vec<(&'static str, Draw)> {
     let mut all = elementwise();
     all.extend(shapes());
+    all.extend(products());
     all.extend(composites());
+    all.extend(attentions());
+    all.extend(attentions_in_blocks());
     all
 }
 
@@ -337,6 +340,11 @@ fn shapes() -> Vec<(&'static str, Draw)> {
             let shape = dims(rng, 1, 3);
             sample([real(&shape, Domain::Any)], |t| t[0].mean_last_keep())
         }),
+    ]
+}
+
+fn products() -> Vec<(&'static str, Draw)> {
+    vec![
         ("matmul", |rng| {
             let mut x = dims(rng, 1, 3);
             let (k, n) = (rng.int(1, 4), rng.int(1, 4));
@@ -480,6 +488,11 @@ fn composites() -> Vec<(&'static str, Draw)> {
             let arguments = [real(&[n, v], Domain::Any), Argument::Ids(vec![n], 1)];
             sample(arguments, |t| t[0].cross_entropy(&t[1], 0))
         }),
+    ]
+}
+
+fn attentions() -> Vec<(&'static str, Draw)> {
+    vec![
         ("attention", |rng| attention(rng, plain(), 1.0)),
         ("attention, scaled", |rng| {
             attention(
@@ -558,6 +571,12 @@ fn composites() -> Vec<(&'static str, Draw)> {
                 1.0,
             )
         }),
+    ]
+}
+
+/// Attention that is computed block by block, within packed examples, and with all that it can have.
+fn attentions_in_blocks() -> Vec<(&'static str, Draw)> {
+    vec![
         ("attention, blocks of a window", |rng| {
             let causal = rng.bool(0.5);
             let of = Attention {

@@ -2,7 +2,9 @@
 //
 //   harness test CASES SIDE   generated matmuls of up to SIDE per side against f64 (10 x SIDE along k in every seventh): all
 //                             transpositions, batches, strides, f32 and bf16; NaN, infinities, subnormals, -0; the same bits
-//                             with 1 to 8 threads; nothing written outside of the result. Emulated tiles have at most 150 a side
+//                             with 1 to 8 threads and for any caches; nothing written outside of the result; plans for 2 to 64 threads
+//                             (plans.cc). Emulated tiles have at most 150 a side
+//   harness measure           what MeasureKernels says of this processor, and how long that takes
 //   harness bench THREADS     GFLOP/s of typical shapes, from the processor's time
 
 #include <algorithm>
@@ -28,6 +30,8 @@ extern const Implementation kAmxBf16Emulated, kAmxF32Emulated;  // on emulated_t
 
 using namespace xtrain::kernels;
 
+bool TestPlans();  // plans.cc
+
 namespace {
 
 struct Named {
@@ -36,7 +40,7 @@ struct Named {
   bool is_bf16;
   bool flushes = is_bf16;  // subnormal operands count as zero
 };
-constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512WidenedBf16, "avx512-widened-bf16", true}, {Kernel::kAmxF32, "amx-f32", false, true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2F32, "avx2-f32", false}};
+constexpr Named kAll[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512WidenedBf16, "avx512-widened-bf16", true}, {Kernel::kAmxF32, "amx-f32", false, true}, {Kernel::kAvx512F32, "avx512-f32", false}, {Kernel::kAvx2WidenedBf16, "avx2-widened-bf16", true}, {Kernel::kAvx2F32, "avx2-f32", false}};
 
 uint16_t ToBf16(float x) {
   uint32_t bits;
@@ -52,8 +56,9 @@ float FromBf16(uint16_t x) {
   return result;
 }
 
-void Run(const Implementation& kernel, const Matmul& x, int threads) {
-  const Plan plan = kernel.plan(x, threads);
+void Run(const Implementation& kernel, const Matmul& x, const Machine& machine) {
+  const int threads = machine.threads;
+  const Plan plan = MakePlan(kernel.shape, x, machine);
   static Scratch scratch;
   Packed packed;
   packed.words = scratch.Words(plan.a_words + plan.b_words + plan.sum_words);
@@ -62,6 +67,14 @@ void Run(const Implementation& kernel, const Matmul& x, int threads) {
   for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { kernel.work(x, plan, packed, next); });
   kernel.work(x, plan, packed, next);
   for (std::thread& helper : helpers) helper.join();
+}
+
+void Run(const Implementation& kernel, const Matmul& x, int threads) { Run(kernel, x, Machine::This(threads)); }
+
+// One that nobody has.
+Machine AnyMachine(std::mt19937& random, int threads) {
+  const auto some = [&random](int64_t least, int shifts) { return least << random() % shifts; };
+  return {some(8 << 10, 4), some(64 << 10, 6), some(512 << 10, 8), static_cast<int>(1 + random() % 16), threads};
 }
 
 // Numbers as an operand holds them, and the same as the kernel takes them.
@@ -112,6 +125,8 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   for (int64_t& batch : x.batch) batch = number % 3 == 0 ? up_to(3) : 1;
   x.continues = !x.c_bf16 && number % 2 == 0;
   x.m = up_to(number % 5 == 0 ? 40 : side), x.n = up_to(side), x.k = up_to(number % 7 == 0 ? 10 * side : side);
+  // Rows of one word lie along k and across it.
+  if (number % 11 == 3) x.k = 1;
   const bool interleaved = random() % 2;
   const int64_t a_size = Lay(random, x, x.m, x.k, random() % 2, interleaved, x.a_strides);
   const int64_t b_size = Lay(random, x, x.k, x.n, random() % 2, interleaved, x.b_strides);
@@ -198,7 +213,7 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   }
   x.c = again.data();
   if (is_summed) x.sums = sums_again.data();
-  Run(kernel, x, others);
+  Run(kernel, x, AnyMachine(random, others));
   ok = ok && c == again && std::memcmp(sums.data(), sums_again.data(), sums.size() * sizeof(float)) == 0;
   // The terms along k in two calls, the second of which continues: the same bits.
   const int64_t half = x.k / 64 * 32;
@@ -787,7 +802,7 @@ bool TestGelu(std::mt19937& random) {
 int Test(int cases, int side) {
   std::mt19937 random(19);
   std::vector<std::pair<Named, const Implementation*>> kernels;
-  for (const Named& named : kKernels) {
+  for (const Named& named : kAll) {
     if (const Implementation* kernel = Find(named.kernel)) kernels.push_back({named, kernel});
   }
   // What the emulated tiles stand between needs this.
@@ -795,7 +810,7 @@ int Test(int cases, int side) {
     kernels.push_back({{Kernel::kAmxBf16, "amx-bf16 emulated", true}, &kAmxBf16Emulated});
     kernels.push_back({{Kernel::kAmxF32, "amx-f32 emulated", false, true}, &kAmxF32Emulated});
   }
-  int failed = 0;
+  int failed = !TestPlans();
   for (int number = 0; number < cases; ++number) {
     for (const auto& [named, kernel] : kernels) {
       const bool is_emulated = kernel == &kAmxBf16Emulated || kernel == &kAmxF32Emulated;
@@ -824,7 +839,7 @@ int Bench(int threads) {
                                {2048, 1536, 384},         {2048, 2048, 2048},       {768, 3072, 512, true},
                                {50257, 768, 512, true},   {384, 1536, 2048, true},  {512, 768, 3072, false, true},
                                {2048, 384, 1536, false, true}};
-  for (const Named& named : kKernels) {
+  for (const Named& named : kAll) {
     const Implementation* kernel = Find(named.kernel);
     for (const Shape& s : kShapes) {
       if (kernel == nullptr) continue;
@@ -844,7 +859,7 @@ int Bench(int threads) {
                   flops * threads / times[times.size() / 2] / 1e9);
     }
   }
-  for (const Named& named : kKernels) {
+  for (const Named& named : kAll) {
     const Implementation* kernel = Find(named.kernel);
     // B, H, K, T, D.
     constexpr int64_t kHeads[][5] = {{8, 6, 6, 256, 64}, {4, 12, 12, 128, 64}, {2, 12, 12, 512, 64}, {2, 12, 12, 1024, 64}, {1, 8, 2, 4096, 64}};
@@ -912,12 +927,28 @@ int Bench(int threads) {
   return 0;
 }
 
+int MeasureAll() {
+  const auto begin = std::chrono::steady_clock::now();
+  Speed speeds[kKernels];
+  MeasureKernels(speeds);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  for (const Named& named : kAll) {
+    const Speed& speed = speeds[static_cast<int64_t>(named.kernel)];
+    std::printf("%-20s %6.0f GFLOP/s of %6.0f\n", named.name, speed.gflops, speed.peak);
+    const bool is_here = Find(named.kernel) != nullptr;
+    if (is_here != (speed.gflops > 0) || is_here != (speed.peak > 0)) return 1;
+  }
+  std::printf("%.3f s\n", seconds.count());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "test" && argc == 4) return Test(std::atoi(argv[2]), std::atoi(argv[3]));
   if (what == "bench" && argc == 3) return Bench(std::atoi(argv[2]));
-  std::fprintf(stderr, "harness test CASES SIDE | harness bench THREADS\n");
+  if (what == "measure" && argc == 2) return MeasureAll();
+  std::fprintf(stderr, "harness test CASES SIDE | harness measure | harness bench THREADS\n");
   return 2;
 }

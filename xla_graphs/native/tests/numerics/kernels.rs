@@ -82,8 +82,11 @@ impl Case {
 fn kernels_agree_with_xla_for_every_order_of_dimensions() {
     let Some(kernels) = target() else { return };
     xtrain_xla::register_kernels();
-    // What a processor without AVX-512 would choose.
-    let avx2 = CpuKernels::best(|kernel| kernel == CpuKernel::Avx2F32 && is_here(kernel));
+    // What a processor without AVX-512 would choose, and one whose products of pairs are missing or slow.
+    let of =
+        |all: [CpuKernel; 2]| CpuKernels::best(|kernel| all.contains(&kernel) && is_here(kernel));
+    let avx2 = of([CpuKernel::Avx2F32, CpuKernel::Avx2WidenedBf16]);
+    let widened = of([CpuKernel::Avx512F32, CpuKernel::Avx512WidenedBf16]);
     let mut rng = Rng(19);
     let mut taken = 0;
     for case in 0..24 {
@@ -119,6 +122,9 @@ fn kernels_agree_with_xla_for_every_order_of_dimensions() {
             (kernels, DType::BF16, DType::BF16, DType::BF16),
             (kernels, DType::BF16, DType::F32, DType::F32),
             (avx2, DType::F32, DType::F32, DType::F32),
+            (avx2, DType::BF16, DType::BF16, DType::BF16),
+            (avx2, DType::BF16, DType::F32, DType::F32),
+            (widened, DType::BF16, DType::BF16, DType::F32),
         ] {
             let kernel = match low {
                 DType::BF16 => kernels.bf16,

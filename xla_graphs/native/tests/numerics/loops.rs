@@ -4,7 +4,8 @@
 use crate::kernels::{is_here, values};
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
 use xtrain_graphs::op::{
-    CallSet, Gelu, KernelCrossEntropy, KernelGelu, KernelNorm, KernelNormPart, OnePass, Op,
+    CallSet, DotDims, Gelu, KernelCrossEntropy, KernelGelu, KernelGemv, KernelNorm, KernelNormPart,
+    OnePass, Op,
 };
 use xtrain_graphs::{CpuKernels, DType, Target, Tensor, backward, passes};
 
@@ -278,6 +279,106 @@ fn gelu_by_calls_is_gelu() {
             }
         }
     }
+}
+
+/// Products of a few rows with a weight by calls are those of the operations: weights in f32 and bf16, as they lie
+/// and transposed, in products of f32 and of bf16.
+#[test]
+fn gemv_by_calls_is_the_product() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        calls: CallSet::only::<KernelGemv>(),
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(41);
+    for (m, k, n) in [
+        (1, 300, 77),
+        (2, 64, 2_050),
+        (3, 1, 16_400),
+        (4, 131, 1_024),
+        (1, 2_049, 9),
+    ] {
+        for held in [DType::F32, DType::BF16] {
+            for low in [false, true] {
+                for is_turned in [false, true] {
+                    let dims = if is_turned { [n, k] } else { [k, n] };
+                    let arguments = [
+                        values(&mut rng, DType::F32, &[1, m, k]),
+                        values(&mut rng, held, &dims),
+                    ];
+                    let graph = trace(&arguments, |_, x| {
+                        let (mut rows, mut weight) = (x[0].clone(), x[1].convert(DType::F32)?);
+                        if low {
+                            rows = rows.convert(DType::BF16)?;
+                            weight = weight.convert(DType::BF16)?;
+                        }
+                        if is_turned {
+                            weight = weight.transpose(&[1, 0])?;
+                        }
+                        let dims = DotDims {
+                            lhs_contracting: vec![2],
+                            rhs_contracting: vec![0],
+                            ..DotDims::default()
+                        };
+                        let dtype = rows.dtype();
+                        Ok(vec![
+                            rows.dot_general(&weight, dims, dtype)?
+                                .convert(DType::F32)?,
+                        ])
+                    })
+                    .unwrap();
+                    let lowered = passes::lower(&graph, target).unwrap();
+                    lowered.check().unwrap();
+                    let calls = lowered
+                        .nodes
+                        .iter()
+                        .filter_map(|node| node.op.call::<KernelGemv>());
+                    let calls: Vec<_> = calls.map(|call| (call.by_columns, call.rounds)).collect();
+                    assert_eq!(
+                        calls,
+                        [(is_turned, low && held == DType::F32)],
+                        "{m} {k} {n}"
+                    );
+                    let reads = |op: &Op| matches!(op, Op::Transpose(_));
+                    assert!(!lowered.nodes.iter().any(|node| reads(&node.op)));
+                    let got = compile_for(&graph, target).run(&arguments)[0].numbers();
+                    let again = compile_for(&graph, target).run(&arguments)[0].numbers();
+                    assert_eq!(got, again);
+                    let want = compile_for(&graph, Target::CPU).run(&arguments)[0].numbers();
+                    let largest = want.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                    let tolerance = if low { 1e-2 } else { 1e-5 };
+                    assert_close(&got, &want, tolerance * largest);
+                }
+            }
+        }
+    }
+}
+
+/// What is no weight, has more rows, or is small stays a dot.
+#[test]
+fn other_products_are_no_gemv() {
+    let target = Target::Cpu(CpuKernels {
+        calls: CallSet::only::<KernelGemv>(),
+        ..CpuKernels::default()
+    });
+    let calls = |rows: usize, k: usize, of: fn(&Tensor) -> xtrain_graphs::Result<Tensor>| {
+        let mut rng = Rng(1);
+        let arguments = [
+            values(&mut rng, DType::F32, &[rows, k]),
+            values(&mut rng, DType::F32, &[k, 128]),
+        ];
+        let graph = trace(&arguments, |_, x| Ok(vec![x[0].matmul(&of(&x[1])?)?])).unwrap();
+        let lowered = passes::lower(&graph, target).unwrap();
+        lowered
+            .nodes
+            .iter()
+            .filter(|node| node.op.call::<KernelGemv>().is_some())
+            .count()
+    };
+    assert_eq!(calls(4, 128, |w| Ok(w.clone())), 1);
+    assert_eq!(calls(5, 128, |w| Ok(w.clone())), 0);
+    assert_eq!(calls(4, 127, |w| Ok(w.clone())), 0);
+    assert_eq!(calls(4, 128, |w| w.add_scalar(1.0)), 0);
 }
 
 /// Lion's moment and its weight share no value but the gradient and the moment that they read: one

@@ -19,14 +19,17 @@ pub enum CpuKernel {
     Avx512WidenedBf16,
     /// Products of f32 on AVX2.
     Avx2F32,
+    /// Products of bf16 as f32 on AVX2, widened where they are packed; f32 operands are rounded.
+    Avx2WidenedBf16,
 }
 
 impl CpuKernel {
-    /// All of them; of one type the best first.
-    pub const ALL: [CpuKernel; 6] = [
+    /// All of them; of one type first what most processors that execute it multiply fastest by.
+    pub const ALL: [CpuKernel; 7] = [
         CpuKernel::AmxBf16,
         CpuKernel::Avx512Bf16,
         CpuKernel::Avx512WidenedBf16,
+        CpuKernel::Avx2WidenedBf16,
         CpuKernel::AmxF32,
         CpuKernel::Avx512F32,
         CpuKernel::Avx2F32,
@@ -35,9 +38,10 @@ impl CpuKernel {
     /// The type of the products: bf16 or f32. A kernel for bf16 takes and gives f32 too.
     pub fn dtype(self) -> DType {
         match self {
-            CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 | CpuKernel::Avx512WidenedBf16 => {
-                DType::BF16
-            }
+            CpuKernel::AmxBf16
+            | CpuKernel::Avx512Bf16
+            | CpuKernel::Avx512WidenedBf16
+            | CpuKernel::Avx2WidenedBf16 => DType::BF16,
             CpuKernel::AmxF32 | CpuKernel::Avx512F32 | CpuKernel::Avx2F32 => DType::F32,
         }
     }
@@ -51,6 +55,7 @@ impl CpuKernel {
             CpuKernel::Avx2F32 => 3,
             CpuKernel::AmxF32 => 4,
             CpuKernel::Avx512WidenedBf16 => 5,
+            CpuKernel::Avx2WidenedBf16 => 6,
         }
     }
 
@@ -63,6 +68,7 @@ impl CpuKernel {
             CpuKernel::Avx512Bf16 => "avx512-bf16",
             CpuKernel::Avx512WidenedBf16 => "avx512-widened-bf16",
             CpuKernel::Avx2F32 => "avx2-f32",
+            CpuKernel::Avx2WidenedBf16 => "avx2-widened-bf16",
         }
     }
 
@@ -77,7 +83,7 @@ impl CpuKernel {
     /// What attention of its type is built on.
     pub fn of_attention(self) -> Option<CpuKernel> {
         match self.without_tiles() {
-            CpuKernel::Avx2F32 => None,
+            CpuKernel::Avx2F32 | CpuKernel::Avx2WidenedBf16 => None,
             kernel => Some(kernel),
         }
     }

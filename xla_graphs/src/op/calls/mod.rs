@@ -6,6 +6,7 @@ mod cpu_kernel;
 mod cross_entropy;
 mod fused_attention;
 mod gelu;
+mod gemv;
 mod matmul;
 mod norm;
 mod one_pass;
@@ -18,6 +19,7 @@ pub use cpu_kernel::*;
 pub use cross_entropy::*;
 pub use fused_attention::*;
 pub use gelu::*;
+pub use gemv::*;
 pub use matmul::*;
 pub use norm::*;
 pub use one_pass::*;
@@ -99,6 +101,8 @@ calls! {
     Gelu(KernelGelu) of Plugin;
     /// Attention or its gradients by cuDNN (`nn/fused_attention.rs`).
     FusedAttention(FusedAttention) of Cudnn;
+    /// A product of a few rows with a weight by the CPU plugin (`passes/gemv.rs`).
+    Gemv(KernelGemv) of Plugin;
 }
 
 /// Some kinds of calls.

@@ -17,8 +17,9 @@
 //! there is one more input at the end, [`TP_RANK`].
 //!
 //! Reading order: `shard.rs` (the types), `partitioner.rs` (from one placement to another), `rules.rs`
-//! (each operation), `tables.rs`, `tokens.rs` and `rows.rs`, then this file, which walks the graph.
+//! (each operation, with `losses.rs`), `tables.rs`, `tokens.rs` and `rows.rs`, then this file, which walks the graph.
 
+mod losses;
 mod partitioner;
 mod rows;
 mod rules;

@@ -240,4 +240,10 @@ impl<'a> Partitioner<'a> {
         let is_first = self.rank().compare(Comparison::Eq, &zero)?;
         is_first.select(whole, &self.trace.full(0.0, whole.shape())?)
     }
+
+    /// Ids as those of this replica's rows: what is another's lies outside of them.
+    pub(super) fn own_ids(&self, ids: &Tensor, rows: usize) -> Result<Tensor> {
+        let start = self.rank().mul_scalar(rows as f64)?.convert(ids.dtype())?;
+        ids.sub(&start.broadcast_to(ids.dims())?)
+    }
 }

@@ -1,0 +1,198 @@
+//! The cost model of the CPU plugin's calls: from which sizes on a call beats XLA's own loops, and how
+//! large blocks of logits are. How a call divides its work is the plugin's half
+//! (`native/cpp/kernels/cost_model.h`).
+//!
+//! A call costs about 5 microseconds beside its work: threads are woken, operands packed in a buffer of
+//! their own. It pays where it saves more. What it saves is a share of XLA's time, which the numbers below
+//! were measured as (docs/log/performance.md); with more threads both take less time, and a call does not
+//! cost less, so that the least size of a matmul grows with them. Loops over elements that small are one
+//! thread's with XLA as well.
+
+use crate::dtype::DType;
+use crate::op::KernelMatmul;
+use crate::target::CpuKernels;
+
+/// What the least sizes depend on, of a machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CostModel {
+    /// That compute.
+    pub threads: usize,
+    /// Multiply-adds that a thread does in the time that a call costs: 5 microseconds at 110 GFLOP/s.
+    pub call_products: usize,
+    /// Elements that a loop of one thread takes in that time and as long again, reading and writing f32 at
+    /// 25 GB/s.
+    pub call_elements: usize,
+    /// Bytes of logits in f32 that may stand side by side.
+    pub logit_bytes: usize,
+}
+
+impl CostModel {
+    /// Of the CPU that a target describes. Everything was measured with two threads, and one does as they do.
+    pub fn of(kernels: CpuKernels) -> CostModel {
+        CostModel {
+            threads: usize::from(kernels.threads).max(2),
+            call_products: 1 << 18,
+            call_elements: 1 << 14,
+            logit_bytes: 256 << 20,
+        }
+    }
+
+    /// Whether a kernel beats XLA's dot. XLA's f32 dot reads and writes arrays that lie as it wants them, so
+    /// that a kernel saves a quarter of its time; it copies others, and converts bf16: half of it.
+    pub fn matmul_pays(&self, call: &KernelMatmul) -> bool {
+        let [p, q, m, n, k] = call.sizes;
+        let lies_right = call.a_strides[3] == 1 && call.b_strides[3] == 1 && call.c_strides[2] == n;
+        let (narrowest, shortest, share) = if call.kernel.dtype() == DType::F32 && lies_right {
+            (128, 40, 4)
+        } else {
+            (16, 32, 2)
+        };
+        let least = share * self.threads * self.call_products;
+        m.min(n) >= narrowest && k >= shortest && p * q * m * n * k >= least
+    }
+
+    /// Whether AMX's tiles of 32 x 32 have enough to do that packing all operands for them pays.
+    pub fn fills_tiles(&self, call: &KernelMatmul) -> bool {
+        let [_, _, m, n, k] = call.sizes;
+        m.min(n) >= 64 && m * n >= 1 << 15 && k >= 128
+    }
+
+    /// Whether a matmul by ones beats XLA's sum of `rows` rows of `width` bf16.
+    pub fn sum_by_ones_pays(&self, rows: usize, width: usize) -> bool {
+        rows >= 64 && width >= 64
+    }
+
+    /// Whether a call over elements, such as a GELU's, beats XLA's loop.
+    pub fn elements_pay(&self, elements: usize) -> bool {
+        elements >= self.call_elements
+    }
+
+    /// The same of a normalization of rows of this width.
+    pub fn norm_pays(&self, elements: usize, width: usize) -> bool {
+        self.elements_pay(elements) && width >= 16
+    }
+
+    /// The same of a cross-entropy, which XLA reads three times and calls once.
+    pub fn cross_entropy_pays(&self, logits: usize) -> bool {
+        logits >= 4 * self.call_elements
+    }
+
+    /// Whether a call of attention beats operations, for queries and keys of one head.
+    pub fn attention_pays(&self, queries: usize, keys: usize) -> bool {
+        queries >= 16 && keys >= 16
+    }
+
+    /// Rows of a block of logits `[rows, vocabulary]`; `None` where all of them are one. A matmul of fewer than
+    /// 512 rows spends its time on packing the weight, each block is compiled by itself, and its rows are
+    /// whole tiles.
+    pub fn logit_block(&self, rows: usize, vocabulary: usize) -> Option<usize> {
+        const LEAST_ROWS: usize = 512;
+        const MOST_BLOCKS: usize = 16;
+        const TILE_ROWS: usize = 32;
+        let block = LEAST_ROWS
+            .max(self.logit_bytes / DType::F32.size() / vocabulary.max(1))
+            .max(rows.div_ceil(MOST_BLOCKS));
+        (rows > block).then(|| {
+            let even = rows.div_ceil(rows.div_ceil(block));
+            even.next_multiple_of(TILE_ROWS)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{CpuKernel, MatmulStart};
+    use crate::shape::Shape;
+
+    fn model(threads: u16) -> CostModel {
+        CostModel::of(CpuKernels {
+            threads,
+            ..CpuKernels::default()
+        })
+    }
+
+    /// `[m, k]` by `[k, n]`, or, `across`, `[k, m]`.
+    fn matmul(kernel: CpuKernel, [m, n, k]: [usize; 3], across: bool) -> KernelMatmul {
+        let a = if across { [0, 0, 1, m] } else { [0, 0, k, 1] };
+        KernelMatmul {
+            kernel,
+            sizes: [1, 1, m, n, k],
+            a_strides: a,
+            b_strides: [0, 0, n, 1],
+            c_strides: [0, 0, n, 1],
+            start: MatmulStart::Zero,
+            sums: None,
+            shape: Shape::new(DType::F32, [m, n]),
+        }
+    }
+
+    #[test]
+    fn the_least_matmul_grows_with_the_threads() {
+        let right = |side| matmul(CpuKernel::Avx512F32, [side, side, side], false);
+        let across = |side| matmul(CpuKernel::Avx512F32, [side, side, side], true);
+        let low = |side| matmul(CpuKernel::Avx512Bf16, [side, side, side], false);
+        // The side from which on each form pays.
+        let least = |threads, form: &dyn Fn(usize) -> KernelMatmul| {
+            let pays = |side: &usize| model(threads).matmul_pays(&form(*side));
+            (1..2000).find(pays).unwrap()
+        };
+        for (threads, sides) in [
+            (1, [128, 102, 102]),
+            (2, [128, 102, 102]),
+            (8, [204, 162, 162]),
+            (32, [323, 256, 256]),
+            (64, [407, 323, 323]),
+        ] {
+            let found = [
+                least(threads, &right),
+                least(threads, &across),
+                least(threads, &low),
+            ];
+            assert_eq!(found, sides, "{threads} threads");
+        }
+        // Slower calls.
+        let slow = CostModel {
+            call_products: 1 << 20,
+            ..model(2)
+        };
+        assert!(!slow.matmul_pays(&right(200)) && slow.matmul_pays(&right(204)));
+        // However large the product is, what is narrow or short stays XLA's.
+        for sizes in [[127, 1 << 20, 64], [1 << 12, 1 << 12, 39]] {
+            let call = matmul(CpuKernel::Avx512F32, sizes, false);
+            assert!(!model(2).matmul_pays(&call), "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_and_loops_have_least_sizes() {
+        let fills = |sizes| model(2).fills_tiles(&matmul(CpuKernel::AmxF32, sizes, false));
+        assert!(fills([64, 512, 128]) && fills([182, 182, 128]));
+        assert!(!fills([63, 4096, 128]) && !fills([64, 511, 128]) && !fills([512, 512, 127]));
+        let tiny = CostModel {
+            call_elements: 100,
+            ..model(2)
+        };
+        assert!(tiny.elements_pay(100) && !tiny.elements_pay(99));
+        assert!(tiny.norm_pays(100, 16) && !tiny.norm_pays(100, 15) && !tiny.norm_pays(99, 16));
+        assert!(tiny.cross_entropy_pays(400) && !tiny.cross_entropy_pays(399));
+        let model = model(64);
+        assert!(model.attention_pays(16, 16) && !model.attention_pays(15, 16));
+        assert!(model.sum_by_ones_pays(64, 64) && !model.sum_by_ones_pays(64, 63));
+    }
+
+    #[test]
+    fn blocks_of_logits_are_even_and_of_whole_tiles() {
+        let blocks = |rows, vocabulary| model(2).logit_block(rows, vocabulary);
+        assert_eq!(blocks(1024, 50_257), None);
+        assert_eq!(blocks(2048, 50_257), Some(1024));
+        assert_eq!(blocks(2048, 150_000), Some(512));
+        // No more than 16.
+        assert_eq!(blocks(1 << 15, 1 << 20), Some(2048));
+        let large = CostModel {
+            logit_bytes: 1 << 40,
+            ..model(2)
+        };
+        assert_eq!(large.logit_block(1 << 15, 150_000), None);
+    }
+}
