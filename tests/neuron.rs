@@ -401,6 +401,26 @@ const MISBEHAVIOURS: &[(&str, &[&str])] = &[
     ("no outputs", &["PJRT_LoadedExecutable_Execute", "gave no "]),
     ("failing event", &["PJRT_Event_Await failed"]),
     (
+        "stalled upload",
+        &[
+            "has not finished an upload within 3 s",
+            "XTRAIN_EVENT_TIMEOUT",
+        ],
+    ),
+    (
+        "stalled execution",
+        &["has not finished the start of an execution within 3 s"],
+    ),
+    (
+        "failing allocation",
+        &[
+            "PJRT_LoadedExecutable_Execute failed",
+            "RESOURCE_EXHAUSTED",
+            "17179869184 bytes",
+        ],
+    ),
+    ("lost device", &["ECC_UNCORRECTABLE"]),
+    (
         "hanging event",
         &[
             "has not finished",

@@ -30,11 +30,18 @@ pub fn phase(path: &str) -> Option<StepPhase> {
     })
 }
 
-/// The layer of a path, `transformer.h.3`, or the module where it is in none; `None` where the path says
-/// neither.
+/// The layer of a path, `transformer.h.3`, or the module where it is in none; `None` where the path has
+/// no more than the operation.
 pub fn layer(path: &str) -> Option<String> {
-    let outer = |part: &&str| *part != BACKWARD && !UPDATE.contains(part);
-    let module = path.split('/').skip(1).find(outer)?;
+    let (path, _operation) = path.rsplit_once('/')?;
+    let mut scopes = path.split('/').skip(1).map(|scope| {
+        // A parameter's own scope in the update: `optimizer.wte.weight`.
+        let (outer, inner) = scope.split_once('.').unwrap_or((scope, ""));
+        let is_outer = outer == BACKWARD || UPDATE.contains(&outer);
+        if is_outer { inner } else { scope }
+    });
+    let module = scopes.find(|scope| !scope.is_empty())?;
+    let module = module.trim_end_matches(".weight").trim_end_matches(".bias");
     let mut layer = Vec::new();
     for part in module.split('.') {
         layer.push(part);
@@ -42,7 +49,7 @@ pub fn layer(path: &str) -> Option<String> {
             break;
         }
     }
-    Some(layer.join(".")).filter(|layer| !layer.is_empty())
+    Some(layer.join("."))
 }
 
 #[cfg(test)]
@@ -51,30 +58,42 @@ mod tests {
 
     #[test]
     fn paths_have_a_phase_and_a_layer() {
-        for (path, wanted) in [
+        use StepPhase::{Backward, Forward, Update};
+        for (path, phase_of, layer_of) in [
             (
                 "train/transformer.h.3.mlp/gelu",
-                Some((StepPhase::Forward, "transformer.h.3")),
+                Some(Forward),
+                Some("transformer.h.3"),
             ),
             (
                 "train/backward/model.layers.12/add",
-                Some((StepPhase::Backward, "model.layers.12")),
+                Some(Backward),
+                Some("model.layers.12"),
             ),
             (
                 "train/backward/lm_head/dot",
-                Some((StepPhase::Backward, "lm_head")),
+                Some(Backward),
+                Some("lm_head"),
             ),
             (
-                "train/optimizer/transformer.h.0.ln_1.weight/mul",
-                Some((StepPhase::Update, "transformer.h.0")),
+                "train/optimizer.transformer.h.0.ln_1.weight/mul",
+                Some(Update),
+                Some("transformer.h.0"),
             ),
-            ("train/loss/exp", Some((StepPhase::Forward, "loss"))),
-            ("", None),
-            ("train", None),
+            (
+                "train/optimizer.transformer.wte.weight/mul",
+                Some(Update),
+                Some("transformer.wte"),
+            ),
+            ("train/optimizer/sqrt", Some(Update), None),
+            ("train/exchange/all-reduce", Some(Update), None),
+            ("train/loss/exp", Some(Forward), Some("loss")),
+            ("train/add", Some(Forward), None),
+            ("", None, None),
+            ("train", None, None),
         ] {
-            let found = phase(path).zip(layer(path));
-            let wanted = wanted.map(|(phase, layer)| (phase, layer.to_string()));
-            assert_eq!(found, wanted, "{path}");
+            assert_eq!(phase(path), phase_of, "{path}");
+            assert_eq!(layer(path).as_deref(), layer_of, "{path}");
         }
     }
 }

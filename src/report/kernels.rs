@@ -351,7 +351,10 @@ impl KernelReport {
             at,
         } in &self.memory.phases
         {
-            let text = format!("{} of temporaries at most, at {at}", bytes(*held));
+            let mut text = format!("{} of temporaries at most", bytes(*held));
+            if !at.is_empty() {
+                text.push_str(&format!(", at {at}"));
+            }
             rows.push([format!("in {phase}"), text]);
         }
         rows
@@ -617,7 +620,7 @@ pub(super) mod tests {
     fn text_has_what_the_report_has() {
         let text = report().text();
         for part in [
-            "matmul, Triton      147  3.7 GiB  26.5 TFLOP  46.00 ms   95.8%",
+            "matmul, Triton      147    3.7 GiB    26.5 TFLOP  46.00 ms   95.8%",
             "all                 167",
             "only move data       20  953.7 MiB  2.00 ms  train/<h.0>/split",
             "all-reduce        8      6  1.0 MiB  2 beside 9 kernels, 1.00 ms",
@@ -625,6 +628,7 @@ pub(super) mod tests {
             "donated, NOT aliased  1: exp_avg.wte.weight",
             "9: feed0, feed1, feed2, feed3, feed4, feed5, feed6, feed7, ...",
             "in backward           2.0 GiB of temporaries at most, at train/backward/h.0",
+            "in update             1.0 MiB of temporaries at most\n",
             "8 more",
             "honest bound                 48.00 ms: 47.00 ms as the sum",
             "55.8% of the card's peak",

@@ -138,13 +138,18 @@ impl KernelReport {
     }
 
     fn class_bars(&self) -> String {
-        let rows = self.classes.iter().map(|(name, work)| {
-            let hue = (212.0 + 137.508 * class_number(name) as f64) % 360.0;
-            (
-                name.to_string(),
-                vec![(self.measure(work), color(hue as u32))],
-            )
-        });
+        let rows = self
+            .classes
+            .iter()
+            .enumerate()
+            .map(|(place, (name, work))| {
+                // Hues by the golden angle, which keeps neighbours apart.
+                let hue = (212.0 + 137.508 * place as f64) % 360.0;
+                (
+                    name.to_string(),
+                    vec![(self.measure(work), color(hue as u32))],
+                )
+            });
         self.bars(rows.collect())
     }
 
@@ -261,11 +266,6 @@ fn phases() -> Vec<(String, String)> {
     pairs
         .map(|(name, hue)| (color(hue), name.to_string()))
         .collect()
-}
-
-/// By its name, so that a class has one colour on every page.
-fn class_number(name: &str) -> usize {
-    name.bytes().map(usize::from).sum::<usize>() % 17
 }
 
 #[cfg(test)]

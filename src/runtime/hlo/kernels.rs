@@ -329,7 +329,7 @@ fn class(instruction: &Instruction, inside: &Inside) -> KernelClass {
 fn of_call(target: &str) -> KernelClass {
     match target {
         "xtrain.attention" => KernelClass::Attention,
-        "xtrain.matmul" | "__onednn$matmul" => KernelClass::LibraryMatmul,
+        "xtrain.matmul" | "xtrain.gemv" | "__onednn$matmul" => KernelClass::LibraryMatmul,
         "xtrain.one_pass" => KernelClass::Elementwise,
         _ if target.starts_with("__cudnn$fmha") => KernelClass::Attention,
         _ if target.starts_with("__cublas$") => KernelClass::LibraryMatmul,

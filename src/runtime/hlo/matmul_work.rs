@@ -147,7 +147,7 @@ fn of_call(call: &Instruction, around: &Computation, work: &mut MatmulWork) {
             count(call, around, &contracted, is_exact, work);
         }
         // The CPU plugin's own kernels have their sizes in MLIR's words.
-        "xtrain.matmul" => {
+        "xtrain.matmul" | "xtrain.gemv" => {
             let text = String::from_utf8_lossy(&call.backend_config);
             let pairs: f64 = numbers(&text, "sizes").iter().product();
             work.add(2.0 * pairs, of_kernel(&text), true);

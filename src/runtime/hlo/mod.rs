@@ -12,6 +12,8 @@ mod launched;
 pub mod live_buffers;
 mod matmul_work;
 mod memory_traffic;
+#[cfg(test)]
+mod recorded;
 pub mod stats;
 
 use crate::error::{Error, Result};
