@@ -31,10 +31,14 @@ struct Gemv {
 
   // Columns of a part for this many threads. Each sum is one thread's, so that it has no influence on the bits.
   int64_t Columns(int64_t threads) const {
-    const int64_t each = (n + 4 * threads - 1) / (4 * threads);
     // About 256 KB of W.
-    if (by_columns) return std::clamp<int64_t>(std::min(each, (int64_t{1} << 16) / std::max<int64_t>(k, 1)), 1, n);
-    return std::clamp<int64_t>((each + 63) / 64 * 64, kNarrowest, kWidest);
+    if (by_columns) {
+      const int64_t each = (n + 4 * threads - 1) / (4 * threads);
+      return std::clamp<int64_t>(std::min(each, (int64_t{1} << 16) / std::max<int64_t>(k, 1)), 1, n);
+    }
+    // As many for each thread: rows of a part are short, and long pieces of them are read faster.
+    const int64_t parts = threads * ((n + threads * kWidest - 1) / (threads * kWidest));
+    return std::clamp<int64_t>(((n + parts - 1) / parts + 15) / 16 * 16, kNarrowest, kWidest);
   }
 };
 // Claims chunks of columns from `next` until none is left.

@@ -74,13 +74,13 @@ inline __attribute__((always_inline)) void AddRows(const X* x, int64_t k, const 
   int64_t i = 0;
   for (; i + kLanes <= columns; i += kLanes) {
     Lanes weights[kDeep];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int deep = 0; deep < kDeep; ++deep) weights[deep] = ReadLanes(w + deep * n + i);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       float* to = sums + row * Gemv::kWidest + i;
       Lanes sum = ReadLanes(to);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int deep = 0; deep < kDeep; ++deep) sum += values[row][deep] * weights[deep];
       std::memcpy(to, &sum, sizeof sum);
     }
@@ -111,7 +111,7 @@ inline void GemvChunk(const Gemv& of, int64_t begin, int64_t end) {
     }
     return;
   }
-  constexpr int kDeep = 4;
+  constexpr int kDeep = 8;
   float sums[kRows * Gemv::kWidest] = {};
   int64_t i = 0;
   for (; i + kDeep <= of.k; i += kDeep) AddRows<kRows, kDeep>(x + i, of.k, w + i * of.n + begin, of.n, end - begin, sums);
