@@ -211,8 +211,8 @@ fn collectives(kernels: &[Kernel], works: &[Work]) -> Vec<Collective> {
         .filter_map(|it| Some((it, it.exchange.as_ref()?)))
     {
         let is_same =
-            |it: &&mut Collective| it.kind == exchange.kind && it.devices == exchange.devices;
-        let place = all.iter_mut().position(|mut it| is_same(&&mut it));
+            |it: &Collective| it.kind == exchange.kind && it.devices == exchange.devices;
+        let place = all.iter().position(is_same);
         let place = place.unwrap_or_else(|| {
             all.push(Collective {
                 kind: exchange.kind.clone(),
@@ -289,9 +289,10 @@ fn memory(compiled: &Compiled) -> xtrain_runtime::Result<Memory> {
         .map(|buffer| Buffer {
             bytes: buffer.bytes,
             shape: buffer.shape,
-            path: match buffer.op_name.is_empty() {
-                true => format!("({})", buffer.opcode),
-                false => buffer.op_name,
+            path: if buffer.op_name.is_empty() {
+                format!("({})", buffer.opcode)
+            } else {
+                buffer.op_name
             },
         });
     let account = |memory: CompilerMemory| {
