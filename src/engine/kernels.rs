@@ -210,8 +210,7 @@ fn collectives(kernels: &[Kernel], works: &[Work]) -> Vec<Collective> {
         .iter()
         .filter_map(|it| Some((it, it.exchange.as_ref()?)))
     {
-        let is_same =
-            |it: &Collective| it.kind == exchange.kind && it.devices == exchange.devices;
+        let is_same = |it: &Collective| it.kind == exchange.kind && it.devices == exchange.devices;
         let place = all.iter().position(is_same);
         let place = place.unwrap_or_else(|| {
             all.push(Collective {

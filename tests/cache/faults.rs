@@ -235,11 +235,8 @@ fn a_cache_that_cannot_be_written_costs_a_warning() {
             .run(),
     );
     assert_eq!((run.compiled, run.loss), (1, good.loss));
-    assert!(
-        warnings(&run.stderr)[0].contains("compiled graphs are not kept"),
-        "{}",
-        run.stderr
-    );
+    let not_kept = |line: &&str| line.contains("compiled graphs are not kept");
+    assert!(warnings(&run.stderr).iter().any(not_kept), "{}", run.stderr);
     // No room: files may not grow beyond some KB, and the signal that says so is ignored.
     let mut limited = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 16; exec \"$@\"";
