@@ -340,7 +340,7 @@ fn the_step_has_the_collectives_of_its_buckets_and_no_others() {
         let entries = bench.run(&format!("cache ls --json --cache_dir graphs-{bucket}"));
         entries.succeeded();
         let entries: Vec<Value> = serde_json::from_str(&entries.stdout).unwrap();
-        assert_eq!(entries.len(), 5, "{entries:#?}");
+        assert_eq!(entries.len(), 4, "{entries:#?}");
         for entry in &entries {
             let (id, phase) = (
                 entry["id"].as_str().unwrap(),

@@ -103,3 +103,59 @@ pub fn client(url: &Url, effort: &Effort) -> object_store::Result<(Arc<dyn Objec
     };
     Ok((store, path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_is_a_number_of_seconds() {
+        let seconds = |text| patience(text).as_secs_f64();
+        assert_eq!(seconds(Some(" 2.5 ")), 2.5);
+        assert_eq!(seconds(Some("1e9")), 86_400.0);
+        for text in [
+            None,
+            Some("soon"),
+            Some("0"),
+            Some("-3"),
+            Some("nan"),
+            Some("inf"),
+        ] {
+            assert_eq!(seconds(text), 10.0, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn folders_are_named_by_urls_of_known_stores() {
+        let effort = Effort {
+            patience: Duration::from_secs(1),
+            whole: None,
+            retries: 0,
+            retry_timeout: Duration::from_secs(1),
+        };
+        for url in [
+            "s3://bucket/prefix",
+            "s3://bucket",
+            "http://host/dir",
+            "https://host:81/a/b",
+        ] {
+            assert!(Folder::open(url, &effort).is_ok(), "{url}");
+        }
+        for url in [
+            "ftp://host/dir",
+            "bucket/prefix",
+            "s3:///prefix",
+            "https://host/dir?token=1",
+            "s3://bucket/a#b",
+        ] {
+            let error = Folder::open(url, &effort)
+                .err()
+                .map(|error| error.to_string());
+            let error = error.unwrap_or_default();
+            assert!(
+                error.contains(url) && error.contains("names no folder"),
+                "{url}: {error}"
+            );
+        }
+    }
+}
