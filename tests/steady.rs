@@ -185,7 +185,8 @@ fn state_is_donated_so_that_there_is_one_copy() {
         }
         assert_eq!(session.cache().stats().compiled, 2, "after step {step}");
     }
-    assert_eq!(session.cache().stats().hits, 18);
+    // Recorded once each, they are not looked up again.
+    assert_eq!(session.cache().stats().hits, 0);
 
     let bytes = |shapes: &[&Shape]| shapes.iter().map(|shape| shape.bytes()).sum::<usize>() as i64;
     let weights: i64 = specs

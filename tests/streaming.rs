@@ -411,7 +411,11 @@ fn settings_that_make_no_stream_are_refused() {
             &["--max_steps", "2"],
             "abfs:// is not supported",
         ),
-        ("s3://bucket/", &["--max_steps", "2"], "names no file"),
+        (
+            "s3://bucket/*/a.txt",
+            &["--max_steps", "2"],
+            "in the last part of the address",
+        ),
         ("https://host/a.txt?x=1", &["--max_steps", "2"], "query"),
         (
             "a.txt",

@@ -101,7 +101,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
         "{told}"
     );
     assert!(
-        told["graphs"]["events"][1]
+        told["graphs"]["events"][0]
             .as_str()
             .unwrap()
             .starts_with("compiled train in "),

@@ -24,6 +24,8 @@ pub struct Execution {
     pub cache: CacheSettings,
     /// Mesh, precision, optimizer, what is sharded and recomputed, the seed of dropout.
     pub train: TrainSettings,
+    /// The device is the CPU, on which the graphs of another are recorded.
+    stands_in: bool,
 }
 
 impl Execution {
@@ -33,6 +35,7 @@ impl Execution {
             device: device.clone(),
             cache: cache.clone(),
             train: train.clone(),
+            stands_in: false,
         }
     }
 
@@ -45,11 +48,16 @@ impl Execution {
 
     /// The same on the CPU, whose session records graphs for any device.
     pub fn recording(self) -> Execution {
+        let stands_in = self.device.kind != Device::Cpu;
         let device = DevicePlan {
             kind: Device::Cpu,
             settings: DeviceSettings::default(),
         };
-        Execution { device, ..self }
+        Execution {
+            device,
+            stands_in,
+            ..self
+        }
     }
 
     /// Opens the devices and lays the model out on them.
@@ -67,6 +75,7 @@ impl Execution {
         session.set_placements(placements);
         session.set_schedule(*train.flags.pipeline_schedule);
         session.set_sequence_parallel(*train.flags.sequence_parallel);
+        session.set_stands_in(self.stands_in);
         session.cache_mut().set_origin(origin);
         Ok(session)
     }

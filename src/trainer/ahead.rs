@@ -127,7 +127,8 @@ impl Ahead<'_, '_> {
             Ok(())
         };
         let target = session.cache().target();
-        if !shapes.train.is_empty() && matmul_peak::is_unknown(target, step.precision()) {
+        let measures = session.stands_in() || matmul_peak::is_unknown(target, step.precision());
+        if !shapes.train.is_empty() && measures {
             let mut recording = session.begin_abstract(state.clone());
             matmul_peak::record_abstract(&mut recording, step.precision())?;
             add(&recording, matmul_peak::GRAPH_NAME)?;

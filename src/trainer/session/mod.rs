@@ -49,6 +49,8 @@ pub struct Session {
     made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
     /// Another number, of no other session, whenever something changes that a recording depends on.
     layout: u64,
+    /// Graphs of another device are recorded.
+    stands_in: bool,
     /// Steps that repeat are recorded each time, and compared with the first.
     records_again: bool,
 }
@@ -80,6 +82,7 @@ impl Session {
             storage: WeightStorage::F32,
             made: RefCell::default(),
             layout: new_layout(),
+            stands_in: false,
             records_again: records_again(),
         }
     }
@@ -88,6 +91,16 @@ impl Session {
     pub fn one_step_at_a_time(mut self) -> Self {
         self.executor.run_one_at_a_time(self.mesh().stage);
         self
+    }
+
+    /// Whether graphs are recorded for another device than this.
+    pub fn stands_in(&self) -> bool {
+        self.stands_in
+    }
+
+    /// Sets that, false unless set.
+    pub fn set_stands_in(&mut self, wanted: bool) {
+        self.stands_in = wanted;
     }
 
     /// Sets whether steps that repeat are recorded each time and compared with what was recorded first, as
