@@ -113,6 +113,7 @@ fn recorded(training: &Training<'_>) -> Vec<Graph> {
         let replicas = mesh.replicas();
         let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
         session.set_eval_precision(*precision);
+        session.set_stands_in(true);
         let settings = OptimizerSettings::constant(*kind, 1e-3);
         let optimizer = settings.build();
         let placements = placements(*model, &*optimizer, mesh, moments_in_parts).unwrap();
@@ -270,6 +271,7 @@ fn the_cpus_modules_do_break_rules() {
     let (_, config, task) = found.unwrap();
     let model = xtrain_models::build(config, task).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+    session.set_stands_in(true);
     let schedule = Schedule::constant(1e-3);
     let train_step = TrainStep::new(
         &*model,
