@@ -264,7 +264,7 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
             number(&one["compiled_graphs"]),
             number(&warm["compiled_graphs"])
         ),
-        (3.0, 0.0)
+        (2.0, 0.0)
     );
 
     assert_log(dir, one, large);
