@@ -134,7 +134,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
         "tokens/s",
         "recording",
         "device",
-        "3 compiled in",
+        "2 compiled in",
         "evaluation",
     ] {
         assert!(

@@ -57,7 +57,7 @@ const MEMORY_SHARE: f64 = 0.9;
 /// the allocator.
 const MEMORY_SHARE_OF_SEVERAL: f64 = 0.85;
 
-/// See [`MEMORY_SHARE`]: of each of a run's `devices`, in all processes.
+/// See `MEMORY_SHARE`: of each of a run's `devices`, in all processes.
 pub fn memory_share(devices: usize) -> f64 {
     if devices > 1 {
         MEMORY_SHARE_OF_SEVERAL
