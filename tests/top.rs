@@ -162,7 +162,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
             told["graphs"]["compiled"].as_u64(),
             told["graphs"]["loaded"].as_u64()
         ),
-        (Some(0), Some(3)),
+        (Some(0), Some(2)),
         "{told}"
     );
 }
