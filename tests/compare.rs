@@ -45,8 +45,11 @@ fn compiler_agrees(bench: &Bench, model: &str, found: &Value, memory: u64, more:
         );
         let off = estimate / peak - 1.0;
         eprintln!("{flags} {more}: {estimate} {peak} {:+.1} %", 100.0 * off);
+        // In the small one ZeRO-1 is estimated too low (docs/log/attacks.md, Left).
+        let is_known = model == STEEP && flags.contains("--shard_optimizer_state");
+        let most = if is_known { 0.08 } else { 0.05 };
         assert!(
-            off.abs() < 0.08,
+            off.abs() < most,
             "{flags} {more}: {estimate} estimated, {peak} by the compiler"
         );
         assert_eq!(compiled["fits"], peak <= memory as f64, "{flags}");
