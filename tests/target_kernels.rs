@@ -67,8 +67,8 @@ fn attention_dropout_is_cudnns_on_request() {
     assert_eq!(calls("--attention_dropout_kernel cudnn"), "4 cuDNN calls");
 }
 
-/// Products of f32 are exact unless TF32 is asked for; which of the two is told, and it is part of
-/// what a stored graph is found by.
+/// Products of f32 are exact unless TF32 is asked for; the output says which, and the key of a stored
+/// graph has it.
 #[test]
 fn tf32_is_asked_for() {
     let Some(plugin) = cuda_plugin() else { return };

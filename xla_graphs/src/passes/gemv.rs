@@ -5,6 +5,7 @@
 //! Before: primitives. After: the same, sums in another order; what is not taken stays a dot.
 
 use super::rebuild::record;
+use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -13,18 +14,15 @@ use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
 
-/// Elements of a weight below which the call costs more than it saves.
-const LEAST_ELEMENTS: usize = 1 << 14;
-
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
-    let takes = matches!(target, Target::Cpu(kernels) if kernels.calls.has::<KernelGemv>());
-    if !takes {
-        return Ok(graph.clone());
-    }
+    let costs = match target {
+        Target::Cpu(kernels) if kernels.calls.has::<KernelGemv>() => CostModel::of(kernels),
+        _ => return Ok(graph.clone()),
+    };
     graph.rebuild(|trace, id, x| {
         let node = &graph.nodes[id as usize];
         if let Op::Dot { dims, dtype, .. } = &node.op
-            && let Some((call, operands)) = gemv([&x[0], &x[1]], dims, *dtype)
+            && let Some((call, operands)) = gemv(costs, [&x[0], &x[1]], dims, *dtype)
         {
             return trace.call(call, &[&operands[0], &operands[1]]);
         }
@@ -33,7 +31,12 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
 }
 
 /// The call for a dot, with its operands; `None` where it is none of a few rows with a weight.
-fn gemv(x: [&Tensor; 2], dims: &DotDims, dtype: DType) -> Option<(KernelGemv, [Tensor; 2])> {
+fn gemv(
+    costs: CostModel,
+    x: [&Tensor; 2],
+    dims: &DotDims,
+    dtype: DType,
+) -> Option<(KernelGemv, [Tensor; 2])> {
     let (&[lhs], &[rhs]) = (&dims.lhs_contracting[..], &dims.rhs_contracting[..]) else {
         return None;
     };
@@ -51,7 +54,7 @@ fn gemv(x: [&Tensor; 2], dims: &DotDims, dtype: DType) -> Option<(KernelGemv, [T
         if !is_last || !is_in_order || !is_float || !(1..=KernelGemv::MOST_ROWS).contains(&m) {
             return None;
         }
-        let (held, contracted, rounds) = held(x[weight], contracting[weight])?;
+        let (held, contracted, rounds) = held(costs, x[weight], contracting[weight])?;
         Some((rows, weight, held, contracted == 1, rounds))
     });
     let (rows, weight, held, by_columns, rounds) = found?;
@@ -77,7 +80,7 @@ fn gemv(x: [&Tensor; 2], dims: &DotDims, dtype: DType) -> Option<(KernelGemv, [T
 
 /// The weight that an operand is made from, its dimension that is `dim` of the operand, and whether it is to be
 /// rounded to bf16; `None` of what is no large matrix that the graph is given.
-fn held(x: &Tensor, dim: usize) -> Option<(Tensor, usize, bool)> {
+fn held(costs: CostModel, x: &Tensor, dim: usize) -> Option<(Tensor, usize, bool)> {
     let (mut base, mut dim, mut rounds) = (x.clone(), dim, false);
     loop {
         let node = base.node();
@@ -99,7 +102,7 @@ fn held(x: &Tensor, dim: usize) -> Option<(Tensor, usize, bool)> {
             _ => return None,
         }
     }
-    let is_taken = base.rank() == 2 && base.shape().elements() >= LEAST_ELEMENTS;
+    let is_taken = base.rank() == 2 && costs.elements_pay(base.shape().elements());
     let rounds = rounds && base.dtype() == DType::F32;
     let is_float = matches!(base.dtype(), DType::F32 | DType::BF16);
     (is_taken && is_float).then_some((base, dim, rounds))

@@ -5,7 +5,7 @@
 namespace xtrain::kernels {
 namespace {
 
-// Of a piece that threads pack together, words: enough that claiming it costs nothing, and so many that a thread is not waited for long.
+// Of a piece that threads pack together, words: enough that claiming it costs nothing, and few enough that no thread waits long.
 constexpr int64_t kLeastPiece = 4 << 10, kMostPiece = 48 << 10;
 
 }  // namespace
