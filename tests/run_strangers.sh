@@ -53,7 +53,8 @@ inside() { # a line of shell
     for name in PIP_INDEX_URL PIP_DEFAULT_TIMEOUT; do
         [ -z "${!name:-}" ] || variables+=("$name=${!name}")
     done
-    chroot "$root" env -i "${variables[@]}" sh -euc "cd /work && $1"
+    chroot "$root" env -i "${variables[@]}" sh -euc "cd /work
+$1"
 }
 
 say 'the step of cpu.Dockerfile'
@@ -63,7 +64,7 @@ done
 inside "$step"
 
 runs() { # the program
-    inside "$1 quickstart --max_steps 20 --output_dir base && rm -rf gpt2 adapter neuron two
+    inside "$1 quickstart --max_steps 20 --output_dir base
         text='--train_file base/corpus.txt --block_size 64 --logging_steps 2 --per_device_train_batch_size 4 --report none'
         small='--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=64,n_positions=64,vocab_size=1059 --tokenizer_name base/tokenizer'
         printf '\\n== a GPT-2\\n'; $1 train clm \$small \$text --max_steps 4 --output_dir gpt2
@@ -89,11 +90,12 @@ inside 'mkdir -p /opt/ml/input/config /opt/ml/input/data/train /opt/ml/input/dat
 
 [ -n "$with_wheel" ] || exit 0
 say 'the wheel'
+inside 'rm -rf /root/.cache/xtrain base gpt2 adapter neuron two'
 inside 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null'
 start=$(date +%s.%N)
 inside 'python3 -m venv /venv && /venv/bin/pip install -q /dist/xtrain-*.whl'
 installed=$(date +%s.%N)
-inside '/venv/bin/xtrain doctor && rm -rf first && /venv/bin/xtrain quickstart --max_steps 1 --output_dir first'
+inside '/venv/bin/xtrain doctor && /venv/bin/xtrain quickstart --max_steps 1 --output_dir first'
 first=$(date +%s.%N)
 runs /venv/bin/xtrain "\$(echo /venv/lib/python3*/site-packages/xtrain/libxtrain_xla.so)"
 say 'times'
