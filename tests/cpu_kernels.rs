@@ -117,7 +117,7 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     );
     for (phase, call) in [
         ("eval", "\"xtrain.matmul\""),
-        ("prefill", "\"xtrain.gelu\""),
+        ("prefill", "\"xtrain.one_pass\""),
     ] {
         let calls = calls(phase, call);
         assert!(
