@@ -443,14 +443,14 @@ pub(super) mod tests {
         assert_eq!(
             describe_change(
                 "target",
-                "cpu, matmuls by avx512-bf16 and avx512-f32, calls gelu",
-                "cpu, matmuls by avx2-f32, calls gelu"
+                "cpu, matmuls by avx512-bf16 and avx512-f32, calls gemv",
+                "cpu, matmuls by avx2-f32, calls gemv"
             ),
             "target: `cpu, matmuls by avx2-f32` was `cpu, matmuls by avx512-bf16 and avx512-f32`"
         );
         assert_eq!(
-            describe_change("target", "cpu, calls gelu", "cpu, calls norm"),
-            "target: `cpu, calls norm` was `cpu, calls gelu`"
+            describe_change("target", "cpu, calls gemv", "cpu, calls norm"),
+            "target: `cpu, calls norm` was `cpu, calls gemv`"
         );
         assert_eq!(
             describe_change("CPU features", "avx sse2", "avx512f sse2"),

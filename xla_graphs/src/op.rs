@@ -224,9 +224,9 @@ pub enum Op {
     ToDevice,
     /// A formula that `passes::decompose` writes in primitives.
     Composite(Composite),
-    /// A step of a [`OnePass`] by itself, in the CPU's graphs only and until `passes/one_pass.rs` makes the
+    /// A step of a [`OnePass`] by itself, in the CPU's graphs only and until `passes/one_pass` makes the
     /// pass.
-    KernelCodes(Box<BlockCodes>),
+    PassStep(Box<PassStep>),
 }
 
 impl Composite {
@@ -293,7 +293,7 @@ impl Op {
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
-            Op::KernelCodes(part) => format!("kernel_{}", part.name()),
+            Op::PassStep(step) => format!("step_{}", step.name()),
         }
     }
 

@@ -333,7 +333,6 @@ fn of_call(target: &str) -> KernelClass {
         "xtrain.one_pass" => KernelClass::Elementwise,
         _ if target.starts_with("__cudnn$fmha") => KernelClass::Attention,
         _ if target.starts_with("__cublas$") => KernelClass::LibraryMatmul,
-        _ if target.starts_with("xtrain.gelu") => KernelClass::Elementwise,
         // Norms and cross-entropy.
         _ if target.starts_with("xtrain.") => KernelClass::Reduction,
         _ => KernelClass::Other,

@@ -111,7 +111,7 @@ gradient_table! {
     Op::Composite(Composite::MasterGradient) => [];
     // A target's own, which passes put there after gradients are taken.
     Op::Call(_) | Op::GetTupleElement { .. } => [];
-    Op::KernelCodes(_) | Op::Composite(Composite::BlockCodes(_)) => [];
+    Op::PassStep(_) | Op::Composite(Composite::BlockCodes(_)) => [];
 }
 
 /// What all cases together have reached and found.

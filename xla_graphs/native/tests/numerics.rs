@@ -14,6 +14,8 @@ mod loops;
 mod nn;
 #[path = "numerics/optim.rs"]
 mod optim;
+#[path = "numerics/passes.rs"]
+mod passes;
 #[path = "numerics/random.rs"]
 mod random;
 #[path = "numerics/shapes.rs"]

@@ -7,11 +7,11 @@
 //! `1 + m = (n + 1/2) / 2^e`: codes and values come from each other by a few comparisons and exact factors,
 //! without a table. An entry of 1 is the last.
 //!
-//! On the CPU the codes of an update are steps of its pass (`passes/one_pass.rs`).
+//! On the CPU the codes of an update are steps of its pass (`passes/one_pass`).
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{BlockCodes, Comparison, Composite, DynamicMap, F64, Op};
+use crate::op::{BlockCodes, Comparison, Composite, DynamicMap, F64, Op, PassStep};
 use crate::ops::rule::{Inferred, arity, expect};
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -133,9 +133,10 @@ pub(crate) fn infer(part: &BlockCodes, operands: &[&Shape]) -> Inferred {
 pub(crate) fn expand(part: &BlockCodes, x: &[Tensor], is_step: bool) -> Result<Tensor> {
     if is_step {
         let operands: Vec<&Tensor> = x.iter().collect();
-        return x[0]
-            .trace()
-            .record(Op::KernelCodes(Box::new(part.clone())), &operands);
+        return x[0].trace().record(
+            Op::PassStep(Box::new(PassStep::Codes(part.clone()))),
+            &operands,
+        );
     }
     match part {
         BlockCodes::Decode(map) => decode(*map, &x[0])?.mul(&per_element(&x[1], x[0].dims())?),

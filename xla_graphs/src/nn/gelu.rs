@@ -1,13 +1,13 @@
 //! Gaussian error linear units (Hendrycks and Gimpel 2016) in the exact and the tanh form.
 //!
-//! On the CPU both passes are calls (`native/cpp/kernels/gelu.h`): XLA computes what is costly once for
-//! both and keeps it in memory between them.
+//! On the CPU both are steps of calls with what stands around them (`passes/one_pass`): XLA computes what is
+//! costly once for both and keeps it in memory between them.
 
 use super::special;
 use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Composite, Gelu, KernelGelu, Op};
+use crate::op::{Composite, Gelu, Op, PassStep};
 use crate::ops::rule::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -43,51 +43,21 @@ fn inner_tanh(x: &Tensor) -> Result<Tensor> {
         .tanh()
 }
 
-/// Records the call over `operands`, from which it reads bf16 where that is what they were converted
-/// from; `None` where it is better off as operations. `wanted`: as in `expand`.
-fn kernel(
-    of: Gelu,
-    operands: &[&Tensor],
-    wanted: Option<DType>,
-    target: Target,
-) -> Option<Result<Tensor>> {
-    let shape = operands[0].shape();
+/// Records a step over `x`; `None` where it is better off as operations.
+fn step(of: PassStep, x: &Tensor, target: Target) -> Option<Result<Tensor>> {
     let Target::Cpu(kernels) = target else {
         return None;
     };
-    let pays = CostModel::of(kernels).elements_pay(shape.elements());
-    if !kernels.calls.has::<KernelGelu>() || !pays || shape.dtype != DType::F32 {
+    let pays = CostModel::of(kernels).elements_pay(x.shape().elements());
+    if !target.has_passes() || !pays || x.dtype() != DType::F32 {
         return None;
     }
-    let trace = operands[0].trace();
-    let low: Option<Vec<Tensor>> = (operands.iter())
-        .map(|x| match x.node().op {
-            Op::Convert(_) => Some(trace.tensor(x.node().operands[0])),
-            _ => None,
-        })
-        .map(|x| x.filter(|x| x.dtype() == DType::BF16))
-        .collect();
-    let dtype = wanted.filter(|dtype| *dtype == DType::BF16);
-    let call = KernelGelu {
-        of,
-        is_gradient: operands.len() == 2,
-        shape: shape.with_dtype(dtype.unwrap_or(DType::F32)),
-    };
-    Some(match &low {
-        Some(low) => trace.call(call, &low.iter().collect::<Vec<_>>()),
-        None => trace.call(call, operands),
-    })
+    Some(x.trace().record(Op::PassStep(Box::new(of)), &[x]))
 }
 
-/// `wanted`: the type that all who read the result convert it to, if there is one.
-pub(crate) fn expand(
-    kind: Gelu,
-    x: &Tensor,
-    wanted: Option<DType>,
-    target: Target,
-) -> Result<Tensor> {
-    if let Some(call) = kernel(kind, &[x], wanted, target) {
-        return call;
+pub(crate) fn expand(kind: Gelu, x: &Tensor, target: Target) -> Result<Tensor> {
+    if let Some(step) = step(PassStep::Gelu(kind), x, target) {
+        return step;
     }
     match kind {
         Gelu::Erf => x.mul(&cdf(x, target)?),
@@ -95,16 +65,9 @@ pub(crate) fn expand(
     }
 }
 
-/// `wanted`: as in [`expand`].
-pub(crate) fn expand_grad(
-    kind: Gelu,
-    x: &Tensor,
-    dy: &Tensor,
-    wanted: Option<DType>,
-    target: Target,
-) -> Result<Tensor> {
-    if let Some(call) = kernel(kind, &[x, dy], wanted, target) {
-        return call;
+pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor, target: Target) -> Result<Tensor> {
+    if let Some(slope) = step(PassStep::GeluSlope(kind), x, target) {
+        return dy.mul(&slope?);
     }
     let slope = match kind {
         // Phi(x) + x * phi(x)

@@ -49,17 +49,31 @@ pub(crate) fn kernel(
 }
 
 /// `x`, `[B, H, T, D]`, as an operand of a call: what it is made from, and how it lies there.
-fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
+fn strided(x: &Tensor) -> Result<(Tensor, HeadLayout)> {
     let operand = |x: &Tensor| x.trace().tensor(x.node().operands[0]);
     let mut base = x.clone();
     // Dimension i of x is dimension map[i] of the base.
     let mut map = [0, 1, 2, 3];
-    while let Op::Transpose(perm) = base.node().op {
-        map = map.map(|dim| perm[dim]);
-        base = operand(&base);
+    loop {
+        match base.node().op {
+            Op::Transpose(perm) => {
+                map = map.map(|dim| perm[dim]);
+                base = operand(&base);
+            }
+            // What is converted behind a transposition is converted before it.
+            Op::Convert(dtype) => {
+                let turned = operand(&base);
+                let Op::Transpose(perm) = turned.node().op else {
+                    break;
+                };
+                map = map.map(|dim| perm[dim]);
+                base = operand(&turned).convert(dtype)?;
+            }
+            _ => break,
+        }
     }
     if map[3] != 3 {
-        return (x.clone(), HeadLayout::plain(x.dims()));
+        return Ok((x.clone(), HeadLayout::plain(x.dims())));
     }
     // Strides and offset of the base in what it is a part of: columns of a matrix, by rows of
     // B x T.
@@ -84,7 +98,7 @@ fn strided(x: &Tensor) -> (Tensor, HeadLayout) {
         offset,
         strides: [map[0], map[1], map[2]].map(|dim| strides[dim]),
     };
-    (base, layout)
+    Ok((base, layout))
 }
 
 /// Records a call over the attention's operands, and backward over dy, forward's output
@@ -98,7 +112,8 @@ fn call(
     let (q, k) = (x.q.dims(), x.k.dims());
     let more = backward.iter().flat_map(|[dy, out, _]| [*dy, *out]);
     let arrays = [&x.q, &x.k, &x.v].into_iter().chain(more).map(strided);
-    let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.unzip();
+    let arrays = arrays.collect::<Result<Vec<_>>>()?;
+    let (mut all, layouts): (Vec<Tensor>, Vec<HeadLayout>) = arrays.into_iter().unzip();
     all.extend(backward.map(|[.., statistics]| statistics.clone()));
     all.extend(x.key_mask.clone());
     all.extend(x.dropout.clone());

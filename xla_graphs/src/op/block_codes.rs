@@ -31,7 +31,7 @@ pub enum DynamicMap {
 }
 
 impl BlockCodes {
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             BlockCodes::Decode(_) => "decode_blocks",
             BlockCodes::Scales { .. } => "block_scales",

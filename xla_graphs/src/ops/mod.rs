@@ -17,7 +17,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn;
 use crate::op::checks::random_key;
-use crate::op::{Composite, Op};
+use crate::op::{Composite, Op, PassStep};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 use rule::{Inferred, Vjp, arity, float};
@@ -96,7 +96,12 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
-            Op::KernelCodes(part) => nn::block_codes::infer(part, operands),
+            Op::PassStep(step) => match &**step {
+                PassStep::Codes(part) => nn::block_codes::infer(part, operands),
+                PassStep::Gelu(_) | PassStep::GeluSlope(_) => {
+                    arity(1).map(|()| operands[0].clone())
+                }
+            },
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -192,7 +197,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         )
         | Op::Call(_)
         | Op::GetTupleElement { .. }
-        | Op::KernelCodes(_)
+        | Op::PassStep(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

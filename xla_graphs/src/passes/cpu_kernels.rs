@@ -104,7 +104,7 @@ impl Readers {
         let is_fused = |&reader: &NodeId| match graph.nodes[reader as usize].op {
             // Of two matmuls' results a call makes the sum, in f32.
             Op::Binary(op) => op != Binary::Add,
-            Op::Unary(_) => true,
+            Op::Unary(_) | Op::PassStep(_) => true,
             _ => false,
         };
         !self.is_output(id) && self.all(id).iter().all(is_fused)

@@ -73,10 +73,8 @@ fn composite(
         }
         Composite::Norm(of) => norm::expand(*of, x, wanted(graph, id), target),
         Composite::NormGrad { of, operand } => norm::expand_grad(*of, *operand, x, target),
-        Composite::Gelu(kind) => gelu::expand(*kind, &x[0], wanted(graph, id), target),
-        Composite::GeluGrad(kind) => {
-            gelu::expand_grad(*kind, &x[0], &x[1], wanted(graph, id), target)
-        }
+        Composite::Gelu(kind) => gelu::expand(*kind, &x[0], target),
+        Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Composite::CrossEntropyGrad { ignore } => {
             loss::expand_grad(*ignore, x, wanted(graph, id), target)

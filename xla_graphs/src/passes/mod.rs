@@ -14,7 +14,7 @@
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
 //! | | `bias_sums` | primitives | a bias's gradient is a result of the call that gives its weight's |
 //! | | `norm_sums` | primitives | a normalization of the CPU plugin's adds up what it reads, and to its gradient what else belongs there |
-//! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's, and so is a barrier |
+//! | | `one_pass` | primitives | element-wise operations of an update, or between a layer's matmuls, are one call of the CPU plugin's, and so is a barrier |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
 //!
 //! A run is made of the graphs that `specialize` gives: they are fingerprinted, cached and

@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::nn::call_result;
-use crate::op::{Binary, KernelGelu, KernelMatmul, KernelNorm, KernelNormPart, NormKind, Op};
+use crate::op::{Binary, KernelMatmul, KernelNorm, KernelNormPart, NormKind, Op};
 use crate::trace::Tensor;
 use std::collections::HashMap;
 
@@ -83,7 +83,7 @@ impl Found {
         let is_call = |id: NodeId| {
             let op = &graph.nodes[id as usize].op;
             op.call::<KernelMatmul>().is_some()
-                || op.call::<KernelGelu>().is_some()
+                || matches!(op, Op::PassStep(_))
                 || op.call::<KernelNorm>().is_some()
         };
         let node = &graph.nodes[id as usize];

@@ -323,33 +323,67 @@ ffi::Error CallAttention(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi:
   });
 }
 
-// What an array is to a pass over this many elements.
-std::optional<Form> FormOf(const ffi::AnyBuffer& x, int64_t elements) {
+// What an operand of a pass is, or a result: an array, one number (of a result a sum), or one for each block; from `kPart` on a part of one
+// of the arrays behind the other results. As attributes have it.
+enum PassKind : int64_t { kArray = 0, kOne = 1, kBlocks = 2, kPart = 3 };
+
+// What the memory of a buffer holds, if it fits a pass of these sizes; `place` is where its first element is, and its strides.
+std::optional<Form> FormOf(const ffi::AnyBuffer& x, int64_t kind, ffi::Span<const int64_t> sizes, int64_t elements, const int64_t* place) {
   const int64_t count = x.element_count();
   const bool is_f32 = x.element_type() == ffi::DataType::F32;
-  if (x.dimensions().size() == 0) return is_f32 ? std::optional(Form::kOne) : std::nullopt;
-  if (count == elements && x.element_type() == ffi::DataType::U8) return Form::kCodes;
-  if (count == elements && IsFloat(x)) return IsBf16(x) ? Form::kBf16 : Form::kF32;
-  return is_f32 && count == (elements + kBlock - 1) / kBlock ? std::optional(Form::kBlocks) : std::nullopt;
+  if (kind == kOne) return is_f32 && x.dimensions().size() == 0 ? std::optional(Form::kOne) : std::nullopt;
+  if (kind == kBlocks) return is_f32 && count == (elements + kBlock - 1) / kBlock ? std::optional(Form::kBlocks) : std::nullopt;
+  int64_t last = place[0];
+  bool fits = place[0] >= 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const int64_t stride = d + 1 < sizes.size() ? place[d + 1] : 1;
+    last += (sizes[d] - 1) * stride, fits = fits && stride >= 0;
+  }
+  if (!fits || (elements > 0 && last >= count)) return std::nullopt;
+  if (x.element_type() == ffi::DataType::U8) return Form::kCodes;
+  return !IsFloat(x) ? std::nullopt : std::optional(IsBf16(x) ? Form::kBf16 : Form::kF32);
 }
 
-ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t elements,
-                       ffi::Span<const int64_t> steps, ffi::Span<const int64_t> of_results) {
+// The strides of an array that does not lie in order.
+std::vector<int64_t> StridesOf(ffi::Span<const int64_t> sizes, Form form, const int64_t* strides) {
+  int64_t in_order = 1;
+  for (size_t d = sizes.size(); d-- > 1;) {
+    in_order *= sizes[d];
+    if (form <= Form::kBf16 && sizes[d - 1] > 1 && strides[d - 1] != in_order) return {strides, strides + sizes.size() - 1};
+  }
+  return {};
+}
+
+void* At(void* data, Form form, int64_t offset) { return static_cast<char*>(data) + offset * (form == Form::kF32 ? 4 : form == Form::kBf16 ? 2 : 1); }
+
+// `of_operands`: for each its kind, where its first element is, and a stride for each of the sizes but the last. `of_results`: for each its
+// value, and the same.
+ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Span<const int64_t> sizes,
+                       ffi::Span<const int64_t> steps, ffi::Span<const int64_t> of_operands, ffi::Span<const int64_t> of_results) {
   const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.one_pass: ") + what); };
-  if (elements < 0 || steps.size() % 4 != 0 || of_results.size() != 2 * results.size()) {
+  const size_t each = sizes.size() + 1, count = of_results.size() / (each + 1);
+  if (sizes.size() == 0 || sizes.size() > kMostSizes || steps.size() % 4 != 0 || of_operands.size() != each * operands.size() ||
+      of_results.size() % (each + 1) != 0) {
     return invalid("an attribute has the wrong length");
   }
   auto pass = std::make_shared<OnePass>();
-  pass->elements = elements;
+  pass->elements = 1;
+  for (const int64_t size : sizes) {
+    if (size < 0) return invalid("a size is negative");
+    pass->elements *= size, pass->sizes.push_back(size);
+  }
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto operand = operands.get<ffi::AnyBuffer>(i);
-    const std::optional<Form> form = operand.has_error() ? std::nullopt : FormOf(*operand, elements);
-    if (!form) return invalid("an operand is neither an array of this size or its blocks nor a scalar of f32");
-    pass->operands.push_back({operand->untyped_data(), *form});
+    const int64_t* of = of_operands.begin() + i * each;
+    const std::optional<Form> form = operand.has_error() ? std::nullopt : FormOf(*operand, of[0], sizes, pass->elements, of + 1);
+    if (!form) return invalid("an operand does not fit");
+    const bool is_array = of[0] == kArray;
+    pass->operands.push_back({is_array ? At(operand->untyped_data(), *form, of[1]) : operand->untyped_data(), *form,
+                              is_array ? StridesOf(sizes, *form, of + 2) : std::vector<int64_t>()});
   }
   for (size_t i = 0; i < steps.size(); i += 4) {
     const Step step = {static_cast<StepKind>(steps[i]), steps[i + 1], steps[i + 2], steps[i + 3]};
-    if (steps[i] < 0 || step.kind > StepKind::kScale) return invalid("an unknown step");
+    if (steps[i] < 0 || steps[i] >= kStepKinds) return invalid("an unknown step");
     const int64_t reads[] = {step.a, step.b, step.c};
     for (int r = 0; r < Reads(step.kind); ++r) {
       const int64_t known = pass->operands.size() + pass->steps.size();
@@ -357,19 +391,20 @@ ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
     }
     pass->steps.push_back(step);
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto result = results.get<ffi::AnyBuffer>(i);
-    if (result.has_error()) return invalid("a result is no array");
-    const ffi::AnyBuffer& buffer = **result;
-    const std::optional<Form> form = FormOf(buffer, elements);
-    const int64_t known = pass->operands.size() + pass->steps.size(), kind = of_results[2 * i + 1];
-    // Of one block an array may look like its scales.
-    const bool fits = form && (kind == 1   ? *form == Form::kOne
-                               : kind == 2 ? buffer.element_count() == (elements + kBlock - 1) / kBlock && buffer.element_type() == ffi::DataType::F32
-                                           : *form <= Form::kCodes);
-    const PassResult of = {of_results[2 * i], buffer.untyped_data(), kind == 2 ? Form::kBlocks : form.value_or(Form::kF32)};
-    if (of.value < 0 || of.value >= known || !fits) return invalid("a result does not fit");
-    pass->results.push_back(of);
+  // Parts are of the arrays behind all others.
+  size_t parts = 0;
+  for (size_t i = 0; i < count; ++i) parts += of_results[i * (each + 1) + 1] >= kPart;
+  for (size_t i = 0, whole = 0; i < count; ++i) {
+    const int64_t *of = of_results.begin() + i * (each + 1), known = pass->operands.size() + pass->steps.size();
+    const size_t index = of[1] >= kPart ? count - parts + (of[1] - kPart) : whole++;
+    if (index >= results.size()) return invalid("a result is missing");
+    auto result = results.get<ffi::AnyBuffer>(index);
+    const int64_t kind = std::min<int64_t>(of[1], kPart);
+    const std::optional<Form> form = result.has_error() ? std::nullopt : FormOf(**result, kind == kPart ? kArray : kind, sizes, pass->elements, of + 2);
+    if (of[0] < 0 || of[0] >= known || !form) return invalid("a result does not fit");
+    void* data = (**result).untyped_data();
+    const bool is_array = kind == kArray || kind == kPart;
+    pass->results.push_back({of[0], is_array ? At(data, *form, of[2]) : data, *form, is_array ? StridesOf(sizes, *form, of + 3) : std::vector<int64_t>()});
   }
   const int64_t chunks = PassChunks(*pass);
   auto sums = std::make_shared<std::vector<double>>(chunks * pass->results.size());
@@ -423,19 +458,6 @@ ffi::Error CallLogitGradients(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBu
   return OnAllThreads(pool, logits->Chunks(), "xtrain.cross_entropy_grad", [of](std::atomic<int64_t>& next) {
     FindLoops().logit_gradients(of, next);
   });
-}
-
-// The elements of a GELU or, with a gradient of its result, of its gradient.
-ffi::Error CallGelu(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs gradients, ffi::Result<ffi::AnyBuffer> result, int64_t is_tanh) {
-  const auto invalid = [] { return ffi::Error::InvalidArgument("xtrain.gelu: the arrays do not fit"); };
-  if (!IsFloat(x) || !IsFloat(*result) || result->element_count() != x.element_count() || gradients.size() > 1) return invalid();
-  Gelu of = {is_tanh != 0, static_cast<int64_t>(x.element_count()), x.untyped_data(), nullptr, result->untyped_data(), IsBf16(x), IsBf16(*result)};
-  if (gradients.size() == 1) {
-    const auto dy = gradients.get<ffi::AnyBuffer>(0);
-    if (dy.has_error() || dy->element_type() != x.element_type() || dy->element_count() != x.element_count()) return invalid();
-    of.dy = dy->untyped_data();
-  }
-  return OnAllThreads(pool, of.Chunks(), "xtrain.gelu", [of](std::atomic<int64_t>& next) { FindLoops().gelu(of, next); });
 }
 
 // `sizes`: m, n, k. `by_columns`: w is [n, k] instead of [k, n].
@@ -574,8 +596,9 @@ XLA_FFI_DEFINE_HANDLER(kCallOnePass, CallOnePass,
                            .Ctx<ffi::ThreadPool>()
                            .RemainingArgs()
                            .RemainingRets()
-                           .Attr<int64_t>("elements")
+                           .Attr<ffi::Span<const int64_t>>("sizes")
                            .Attr<ffi::Span<const int64_t>>("steps")
+                           .Attr<ffi::Span<const int64_t>>("operands")
                            .Attr<ffi::Span<const int64_t>>("results"));
 
 XLA_FFI_DEFINE_HANDLER(kCallLogSums, CallLogSums, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
@@ -588,14 +611,6 @@ XLA_FFI_DEFINE_HANDLER(kCallLogitGradients, CallLogitGradients,
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>());
-
-XLA_FFI_DEFINE_HANDLER(kCallGelu, CallGelu,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<int64_t>("is_tanh"));
 
 XLA_FFI_DEFINE_HANDLER(kCallGemv, CallGemv,
                        ffi::Ffi::Bind()
@@ -644,7 +659,7 @@ extern "C" void xtrain_cpp_register_kernels() {
     };
     return add("xtrain.matmul", xtrain::kernels::kCallMatmul) & add("xtrain.attention", xtrain::kernels::kCallAttention) &
            add("xtrain.one_pass", xtrain::kernels::kCallOnePass) & add("xtrain.log_sum_exp", xtrain::kernels::kCallLogSums) &
-           add("xtrain.cross_entropy_grad", xtrain::kernels::kCallLogitGradients) & add("xtrain.gelu", xtrain::kernels::kCallGelu) &
+           add("xtrain.cross_entropy_grad", xtrain::kernels::kCallLogitGradients) &
            add("xtrain.gemv", xtrain::kernels::kCallGemv) &
            add("xtrain.norm", xtrain::kernels::kCallNorm) & add("xtrain.norm_grad", xtrain::kernels::kCallNormGradients);
   }();

@@ -4,7 +4,6 @@
 #define XTRAIN_CPP_KERNELS_LOOPS_H_
 
 #include "cross_entropy.h"
-#include "gelu.h"
 #include "gemv.h"
 #include "norm.h"
 #include "one_pass.h"
@@ -15,7 +14,6 @@ struct Loops {
   PassWork one_pass;
   LogSumsWork log_sums;
   LogitGradientsWork logit_gradients;
-  GeluWork gelu;
   GemvWork gemv;
   NormForwardWork norm_forward;
   NormBackwardWork norm_backward;

@@ -1,5 +1,4 @@
 #include "cross_entropy_loops.h"
-#include "gelu_loops.h"
 #include "gemv_loops.h"
 #include "loops.h"
 #include "norm_loops.h"
@@ -7,6 +6,6 @@
 
 namespace xtrain::kernels {
 
-const Loops kLoopsBaseline = {Work, LogSums, Gradients, Gelus, Gemvs, ForwardNorm, BackwardNorm};
+const Loops kLoopsBaseline = {Work, LogSums, Gradients, Gemvs, ForwardNorm, BackwardNorm};
 
 }  // namespace xtrain::kernels

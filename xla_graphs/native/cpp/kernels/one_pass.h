@@ -1,6 +1,7 @@
 // Element-wise steps over arrays of one size, and sums over all their elements, in one pass: each array is read once and
 // each result written once, where a fusion for each result reads all that it needs again. What an optimizer does to a
-// parameter is such a pass, and memory's speed is all that it costs.
+// parameter is such a pass, and so are a layer's activations, gates and rotations with their gradients; memory's speed is all
+// that it costs.
 //
 // No header of XLA's is needed here.
 
@@ -35,11 +36,18 @@ enum class StepKind : int64_t {
   kEncodeSigned = 16,
   kEncodeUnsigned = 17,
   kScale = 18,  // the largest |a| of a block, or the f32 whose bits are `b` if that is larger
+  kLogistic = 19,
+  // The Gaussian error linear unit (gelu.h), exact and by tanh, and their derivatives.
+  kGelu = 20,
+  kGeluTanh = 21,
+  kGeluSlope = 22,
+  kGeluTanhSlope = 23,
 };
+constexpr int64_t kStepKinds = 24;
 
 // How many values a step reads.
 inline int Reads(StepKind kind) {
-  if (kind == StepKind::kScale) return 1;
+  if (kind >= StepKind::kScale) return 1;
   return kind == StepKind::kConstant ? 0 : kind == StepKind::kSelect ? 3 : kind >= StepKind::kAdd ? 2 : 1;
 }
 
@@ -58,15 +66,19 @@ enum class Form {
   kOne,     // f32[], of a result the sum of the value's elements
 };
 
+// `strides`: of an array in f32 or bf16 the distances of its elements along each of the pass's sizes but the last, in which neighbours are
+// neighbours in memory; none: it lies in order.
 struct PassOperand {
   const void* data;
   Form form;
+  std::vector<int64_t> strides = {};
 };
 
 struct PassResult {
   int64_t value;
   void* data;
   Form form;
+  std::vector<int64_t> strides = {};
 };
 
 struct OnePass {
@@ -74,7 +86,11 @@ struct OnePass {
   std::vector<PassOperand> operands;
   std::vector<Step> steps;
   std::vector<PassResult> results;
+  std::vector<int64_t> sizes = {};  // whose product `elements` is, where something has strides
 };
+
+// Sizes of a pass, at most.
+constexpr int kMostSizes = 8;
 
 // Elements that go through all steps together, and that have a scale where they are codes.
 constexpr int kBlock = 256;

@@ -5,6 +5,8 @@
 // constants stay one number, and a product that only a sum reads is made with it: fewer loads and stores, and fewer loops
 // to begin. Operands in f32 are read where they lie. Results are written when all steps are done, since they may lie over operands.
 //
+// What has strides is gathered into a block and scattered from one, row by row.
+//
 // Passes that most runs execute (known_passes.h) are one loop each, whose values stay in registers: a third of the time.
 
 #ifndef XTRAIN_CPP_KERNELS_ONE_PASS_LOOPS_H_
@@ -21,6 +23,7 @@
 #include "bits.h"
 #include "block_codes.h"
 #include "flush.h"
+#include "gelu.h"
 #include "known_passes.h"
 #include "one_pass.h"
 
@@ -32,7 +35,7 @@ template <StepKind kKind>
 struct Of {
   inline __attribute__((always_inline)) float operator()(float x, float y, float z) const {
     using K = StepKind;
-    static_assert(kKind != K::kConstant && kKind < K::kDecodeSigned, "made once, or for a block");
+    static_assert(kKind != K::kConstant && (kKind < K::kDecodeSigned || kKind > K::kScale), "made once, or for a block");
     if constexpr (kKind == K::kRound) return FromBits(Rounded(x));
     if constexpr (kKind == K::kSelect) return x != 0 ? y : z;
     if constexpr (kKind == K::kNegate) return -x;
@@ -47,6 +50,11 @@ struct Of {
     // Of a NaN and anything a NaN, as XLA's.
     if constexpr (kKind == K::kMax) return x != x || x > y ? x : y;
     if constexpr (kKind == K::kMin) return x != x || x < y ? x : y;
+    if constexpr (kKind == K::kLogistic) return Logistic(x);
+    if constexpr (kKind == K::kGelu) return GeluOf<false>(x);
+    if constexpr (kKind == K::kGeluTanh) return GeluOf<true>(x);
+    if constexpr (kKind == K::kGeluSlope) return GeluSlope<false>(x);
+    if constexpr (kKind == K::kGeluTanhSlope) return GeluSlope<true>(x);
   }
 };
 
@@ -207,6 +215,16 @@ inline void Compute(const Move& move, const Value* v, float* to) {
       return Map(v, to, [](float x, float scale, float) { return Code<false>(x, scale); });
     case K::kScale:
       return;  // of a block, not of elements
+    case K::kLogistic:
+      return Map(v, to, Of<K::kLogistic>());
+    case K::kGelu:
+      return Map(v, to, Of<K::kGelu>());
+    case K::kGeluTanh:
+      return Map(v, to, Of<K::kGeluTanh>());
+    case K::kGeluSlope:
+      return Map(v, to, Of<K::kGeluSlope>());
+    case K::kGeluTanhSlope:
+      return Map(v, to, Of<K::kGeluTanhSlope>());
   }
 }
 
@@ -262,7 +280,8 @@ bool Is(const OnePass& pass) {
     return false;
   }
   for (size_t i = 0; i < pass.operands.size(); ++i) {
-    if (pass.operands[i].form != (P::kScalars[i] ? Form::kOne : Form::kF32)) return false;
+    const PassOperand& operand = pass.operands[i];
+    if (operand.form != (P::kScalars[i] ? Form::kOne : Form::kF32) || !operand.strides.empty()) return false;
   }
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     const Step &step = pass.steps[i], &known = P::kSteps[i];
@@ -270,7 +289,8 @@ bool Is(const OnePass& pass) {
     if (step.kind != known.kind || !std::equal(reads, reads + Reads(step.kind), knows)) return false;
   }
   for (size_t i = 0; i < pass.results.size(); ++i) {
-    if (pass.results[i].value != P::kResults[i] || pass.results[i].form != (P::kSums[i] ? Form::kOne : Form::kF32)) return false;
+    const PassResult& result = pass.results[i];
+    if (result.value != P::kResults[i] || result.form != (P::kSums[i] ? Form::kOne : Form::kF32) || !result.strides.empty()) return false;
   }
   return true;
 }
@@ -281,6 +301,58 @@ FusedLoop FindFused(const OnePass& pass, Passes<P...>) {
   FusedLoop found = nullptr;
   ((Is<P>(pass) ? void(found = Fused<P>) : void()), ...);
   return found;
+}
+
+// Where a block begins: the row, by its place along each of a pass's sizes but the last, and the column.
+class Place {
+ public:
+  Place(const std::vector<int64_t>& sizes, int64_t element) : sizes_(sizes), rows_(static_cast<int>(sizes.size()) - 1) {
+    if (rows_ < 0) return;
+    column_ = element % sizes[rows_];
+    element /= sizes[rows_];
+    for (int d = rows_ - 1; d >= 0; --d) at_[d] = element % sizes[d], element /= sizes[d];
+  }
+
+  // Calls `row(first, offset, count)` for the parts of rows of which `count` elements from here on are made.
+  template <class F>
+  inline __attribute__((always_inline)) void Each(const std::vector<int64_t>& strides, int count, F row) const {
+    int64_t at[kMostSizes], offset = 0, column = column_;
+    for (int d = 0; d < rows_; ++d) at[d] = at_[d], offset += at[d] * strides[d];
+    for (int first = 0; first < count; column = 0) {
+      const int here = static_cast<int>(std::min<int64_t>(sizes_[rows_] - column, count - first));
+      row(first, offset + column, here);
+      first += here;
+      for (int d = rows_ - 1; d >= 0; --d) {
+        offset += strides[d];
+        if (++at[d] < sizes_[d]) break;
+        offset -= at[d] * strides[d], at[d] = 0;
+      }
+    }
+  }
+
+ private:
+  const std::vector<int64_t>& sizes_;
+  const int rows_;
+  int64_t at_[kMostSizes] = {}, column_ = 0;
+};
+
+template <class T>
+inline __attribute__((always_inline)) void ReadRow(const T* __restrict from, int count, float* __restrict to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Lanes values = ReadLanes(from + i);
+    std::memcpy(to + i, &values, sizeof values);
+  }
+  for (; i < count; ++i) to[i] = Read(from[i]);
+}
+
+template <class T>
+inline __attribute__((always_inline)) void WriteRow(const float* __restrict from, int count, T* __restrict to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) Write(from[i + lane], to + i + lane);
+  }
+  for (; i < count; ++i) Write(from[i], to + i);
 }
 
 // A pass in blocks, step after step.
@@ -319,6 +391,7 @@ class Blocks {
     if (static_cast<int64_t>(memory.size()) < (places + 1) * kBlock) memory.resize((places + 1) * kBlock);
     float* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 % 16;
     for (int64_t v = 0; v < values; ++v) here_.push_back(base + place[v] * kBlock), at_.push_back({here_[v], false});
+    to_ = here_;
     for (int64_t v = 0; v < values; ++v) {
       if (IsScale(v)) at_[v].is_one = true;
       if (v < operands_ ? pass.operands[v].form == Form::kOne : IsConstant(v)) {
@@ -328,6 +401,15 @@ class Blocks {
         at_[v].is_one = true;
       }
     }
+    for (const PassResult& result : pass.results) {
+      const auto is_over = [&](const PassOperand& operand) { return operand.data == result.data; };
+      const auto is_direct = [&](const Direct& direct) { return direct.value == result.value; };
+      const bool is_computed = result.value >= operands_ && !at_[result.value].is_one, lies_in_order = result.form == Form::kF32 && result.strides.empty();
+      if (is_computed && lies_in_order && std::none_of(pass.operands.begin(), pass.operands.end(), is_over) &&
+          std::none_of(direct_.begin(), direct_.end(), is_direct)) {
+        direct_.push_back({result.value, static_cast<float*>(result.data)});
+      }
+    }
   }
 
   // Elements [begin, end). Sums add up in `lanes`, of kLanes for each result.
@@ -335,16 +417,19 @@ class Blocks {
     for (; begin < end; begin += kBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kBlock, end - begin));
       Read(begin, count);
+      for (const Direct& direct : direct_) {
+        at_[direct.value].at = to_[direct.value] = count == kBlock ? direct.data + begin : here_[direct.value];
+      }
       for (const Move& move : moves_) {
         Value v[3];
         // What is not read is one number that is there.
-        for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at_[move.reads[r]] : Value{here_[move.to], true};
+        for (int r = 0; r < 3; ++r) v[r] = r < move.count ? at_[move.reads[r]] : Value{to_[move.to], true};
         if (move.kind == StepKind::kScale) {
           // Written out as well, as every result is.
           const float floor = FromBits(static_cast<uint32_t>(pass_.steps[move.to - operands_].b));
           std::fill_n(here_[move.to], kBlock, Scale(v[0], count, floor));
         } else {
-          Compute(move, v, here_[move.to]);
+          Compute(move, v, to_[move.to]);
         }
       }
       Write(begin, count, lanes);
@@ -352,16 +437,40 @@ class Blocks {
   }
 
  private:
+  // A value that is computed where a result in f32 lies: no operand is there.
+  struct Direct {
+    int64_t value;
+    float* data;
+  };
+
   bool IsScale(int64_t v) const { return v >= operands_ && pass_.steps[v - operands_].kind == StepKind::kScale; }
 
   bool IsConstant(int64_t v) const { return v >= operands_ && pass_.steps[v - operands_].kind == StepKind::kConstant; }
 
   void Read(int64_t begin, int count) {
+    const Place place(pass_.sizes, begin);
     for (int64_t v = 0; v < operands_; ++v) {
       const PassOperand& operand = pass_.operands[v];
       if (operand.form == Form::kOne) continue;
       float* here = here_[v];
-      if (operand.form == Form::kBlocks) {
+      // The instructions of a block are many, which leaves few loads of the next in flight.
+      if (operand.form <= Form::kBf16 && operand.strides.empty()) {
+        const int64_t size = operand.form == Form::kF32 ? 4 : 2;
+        const char* next = static_cast<const char*>(operand.data) + (begin + kBlock) * size;
+        for (int64_t line = 0; line < kBlock * size; line += 64) __builtin_prefetch(next + line);
+      }
+      if (!operand.strides.empty()) {
+        place.Each(operand.strides, count, [&](int first, int64_t offset, int count) __attribute__((always_inline)) {
+          if (operand.form == Form::kBf16) {
+            ReadRow(static_cast<const uint16_t*>(operand.data) + offset, count, here + first);
+          } else if (count == kBlock) {
+            at_[v].at = static_cast<const float*>(operand.data) + offset;
+          } else {
+            ReadRow(static_cast<const float*>(operand.data) + offset, count, here + first);
+            at_[v].at = here;
+          }
+        });
+      } else if (operand.form == Form::kBlocks) {
         at_[v] = {static_cast<const float*>(operand.data) + begin / kBlock, true};
       } else if (operand.form == Form::kCodes) {
         ReadCodes(static_cast<const uint8_t*>(operand.data) + begin, count, here);
@@ -382,9 +491,18 @@ class Blocks {
   }
 
   void Write(int64_t begin, int count, float* lanes) const {
+    const Place place(pass_.sizes, begin);
     for (const PassResult& result : pass_.results) {
       const float* from = at_[result.value].at;
-      if (result.form == Form::kBlocks) {
+      if (!result.strides.empty()) {
+        place.Each(result.strides, count, [&](int first, int64_t offset, int count) __attribute__((always_inline)) {
+          if (result.form == Form::kBf16) {
+            WriteRow(from + first, count, static_cast<uint16_t*>(result.data) + offset);
+          } else {
+            WriteRow(from + first, count, static_cast<float*>(result.data) + offset);
+          }
+        });
+      } else if (result.form == Form::kBlocks) {
         static_cast<float*>(result.data)[begin / kBlock] = *from;
       } else if (result.form == Form::kCodes) {
         WriteCodes(from, count, static_cast<uint8_t*>(result.data) + begin);
@@ -404,7 +522,7 @@ class Blocks {
         } else {
           for (int i = 0; i < count; ++i) to[i] = static_cast<uint16_t>(Rounded(from[i]) >> 16);
         }
-      } else {
+      } else if (from != static_cast<float*>(result.data) + begin) {
         std::memcpy(static_cast<float*>(result.data) + begin, from, count * 4);
       }
       lanes += kLanes;
@@ -415,6 +533,8 @@ class Blocks {
   const int64_t operands_;
   const std::vector<Move> moves_;
   std::vector<float*> here_;  // the place of each value
+  std::vector<float*> to_;    // where each is computed: there, or where a result lies
+  std::vector<Direct> direct_;
   std::vector<Value> at_;     // where each value is: there, or where an operand lies
 };
 

@@ -207,7 +207,7 @@ impl Emitter<'_> {
                 };
                 self.instruction(&part, &[x(0)])?
             }
-            Op::KernelCodes(_) => return Err(format!("`{}` is in no pass", op.name()).into()),
+            Op::PassStep(_) => return Err(format!("`{}` is in no pass", op.name()).into()),
             Op::Composite(_) => return Err(format!("`{}` is no primitive", op.name()).into()),
         })
     }

@@ -744,58 +744,156 @@ bool TestNorm(std::mt19937& random) {
   return ok;
 }
 
-bool TestGelu(std::mt19937& random) {
-  std::normal_distribution<float> normal(0, 3);
-  const int64_t count = 1 + random() % (random() % 4 == 0 ? 70000 : 600);
-  const bool is_tanh = random() % 2 != 0, x_bf16 = random() % 2 != 0;
-  const auto wide = [](uint16_t bits) {
-    const uint32_t all = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &all, 4);
-    return value;
-  };
-  std::vector<float> x(count), dy(count);
-  std::vector<uint16_t> low_x(count), low_dy(count);
-  for (int64_t i = 0; i < count; ++i) {
-    const float odd[] = {0.0f, -0.0f, NAN, INFINITY, 1e-41f, -1e-41f, 40.0f, -40.0f, 1e10f, -1e10f};
-    x[i] = random() % 50 == 0 ? odd[random() % 10] : normal(random), dy[i] = normal(random);
-    low_x[i] = ToBf16(x[i]), low_dy[i] = ToBf16(dy[i]);
-    if (x_bf16) x[i] = wide(low_x[i]), dy[i] = wide(low_dy[i]);
+// What a step computes of floats, in f64 where it is no single operation.
+double Wanted(const Step& step, float x, float y, float z) {
+  using K = StepKind;
+  const double at = x, u = std::sqrt(2 / M_PI) * (at + 0.044715 * at * at * at), by_tanh = 1 / (1 + std::exp(-2 * u)), exact = 0.5 * std::erfc(-at / std::sqrt(2));
+  switch (step.kind) {
+    case K::kSelect:
+      return x != 0 ? y : z;
+    case K::kNegate:
+      return -x;
+    case K::kAbs:
+      return std::fabs(x);
+    case K::kAdd:
+      return x + y;
+    case K::kSubtract:
+      return x - y;
+    case K::kMultiply:
+      return x * y;
+    case K::kLogistic:
+      return 1 / (1 + std::exp(-at));
+    case K::kGelu:
+      return at * exact;
+    case K::kGeluTanh:
+      return at * by_tanh;
+    case K::kGeluSlope:
+      return exact + at * std::exp(-at * at / 2) / std::sqrt(2 * M_PI);
+    default:
+      return by_tanh + at * by_tanh * (1 / (1 + std::exp(2 * u))) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * at * at);
   }
-  std::vector<float> first;
+}
+
+// An array of a program: where the elements of the pass are in it.
+struct Laid {
+  std::vector<int64_t> strides;  // of the pass's sizes, the last 1
+  int64_t offset, count;
+
+  int64_t At(const std::vector<int64_t>& sizes, int64_t element) const {
+    int64_t at = offset;
+    for (size_t d = sizes.size(); d-- > 0; element /= sizes[d]) at += element % sizes[d] * strides[d];
+    return at;
+  }
+};
+
+// Rows in any order, with gaps, or (`repeats`) each of them several times.
+Laid Lay(std::mt19937& random, const std::vector<int64_t>& sizes, bool repeats) {
+  Laid laid = {std::vector<int64_t>(sizes.size(), 1), int64_t(random() % 5), 0};
+  std::vector<size_t> order;
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) order.push_back(d);
+  std::shuffle(order.begin(), order.end(), random);
+  int64_t extent = sizes.back() + random() % 3;
+  for (const size_t d : order) {
+    laid.strides[d] = repeats && random() % 3 == 0 ? 0 : extent;
+    if (laid.strides[d] != 0) extent = extent * sizes[d] + random() % 3;
+  }
+  laid.count = laid.offset + extent;
+  return laid;
+}
+
+// A generated program over arrays that lie anyhow: each step is what it says of the values that it read, whether its value is a result or
+// not, and whatever the instruction set and the number of threads.
+bool TestProgram(std::mt19937& random) {
+  using K = StepKind;
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<int64_t> sizes(1 + random() % 4);
+  for (int64_t& size : sizes) size = 1 + random() % (random() % 4 == 0 ? 40 : 7);
+  sizes.back() = random() % 2 ? 16 * (1 + random() % 20) : 1 + random() % 70;
+  int64_t elements = 1;
+  for (const int64_t size : sizes) elements *= size;
+  const size_t operands = 1 + random() % 4;
+  std::vector<Laid> laid;
+  std::vector<std::vector<float>> wide;
+  std::vector<std::vector<uint16_t>> narrow;
+  std::vector<char> is_bf16;
+  for (size_t i = 0; i < operands; ++i) {
+    laid.push_back(Lay(random, sizes, true));
+    is_bf16.push_back(random() % 2), wide.emplace_back(laid[i].count), narrow.emplace_back(laid[i].count);
+    for (int64_t e = 0; e < laid[i].count; ++e) {
+      const float odd[] = {0.0f, -0.0f, NAN, INFINITY, 40.0f, -40.0f, 1e10f, -1e10f};
+      wide[i][e] = random() % 50 == 0 ? odd[random() % 8] : normal(random), narrow[i][e] = ToBf16(wide[i][e]);
+      if (is_bf16[i]) wide[i][e] = FromBf16(narrow[i][e]);
+    }
+  }
+  const K kinds[] = {K::kSelect,   K::kNegate, K::kAbs,      K::kAdd,       K::kSubtract,     K::kMultiply,
+                     K::kLogistic, K::kGelu,   K::kGeluTanh, K::kGeluSlope, K::kGeluTanhSlope};
+  std::vector<Step> steps(1 + random() % 8);
+  for (size_t s = 0; s < steps.size(); ++s) {
+    const auto value = [&] { return int64_t(random() % (operands + s)); };
+    steps[s] = {kinds[random() % std::size(kinds)], value(), value(), value()};
+  }
+  const auto are_equal = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) { return x == y || (x != x && y != y); });
+  };
+  std::vector<std::vector<float>> first;
   bool ok = true;
   for (const Loops* loops : AllLoops()) {
-    std::vector<float> all;
-    for (const bool is_backward : {false, true}) {
-      std::vector<float> result(count);
-      std::vector<uint16_t> narrow(count);
-      for (const bool is_bf16 : {false, true}) {
-        const Gelu of = {is_tanh,
-                         count,
-                         x_bf16 ? static_cast<const void*>(low_x.data()) : x.data(),
-                         !is_backward ? nullptr : x_bf16 ? static_cast<const void*>(low_dy.data()) : dy.data(),
-                         is_bf16 ? static_cast<void*>(narrow.data()) : result.data(),
-                         x_bf16,
-                         is_bf16};
-        OnSome(random, [&](std::atomic<int64_t>& next) { loops->gelu(of, next); });
+    // All values as results, then the last alone.
+    for (const bool are_all : {true, false}) {
+      OnePass pass = {elements, {}, steps, {}, sizes};
+      for (size_t i = 0; i < operands; ++i) {
+        const void* data = is_bf16[i] ? static_cast<const void*>(narrow[i].data() + laid[i].offset) : wide[i].data() + laid[i].offset;
+        pass.operands.push_back({data, is_bf16[i] ? Form::kBf16 : Form::kF32, {laid[i].strides.begin(), laid[i].strides.end() - 1}});
       }
-      for (int64_t i = 0; i < count && ok; ++i) {
-        const double at = x[i], u = std::sqrt(2 / M_PI) * (at + 0.044715 * at * at * at);
-        const double below = is_tanh ? 1 / (1 + std::exp(-2 * u)) : 0.5 * std::erfc(-at / std::sqrt(2));
-        const double slope = is_tanh ? below * (1 / (1 + std::exp(2 * u))) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * at * at)
-                                     : std::exp(-at * at / 2) / std::sqrt(2 * M_PI);
-        const double want = is_backward ? dy[i] * (below + at * slope) : at * below;
-        const double size = is_backward ? std::abs(dy[i]) : std::min(std::abs(at), 1.0) + std::abs(want);
-        const bool near = std::isnan(want) ? std::isnan(result[i]) && std::isnan(wide(narrow[i]))
-                          : std::isinf(want) ? result[i] == want
-                                             : std::abs(result[i] - want) <= 1e-6 * size + 2e-38 && std::abs(wide(narrow[i]) - result[i]) <= std::abs(result[i]) / 256;
-        if (!near) std::printf("gelu (tanh %d, backward %d) of %g: %g and %g, not %g\n", is_tanh, is_backward, at, result[i], wide(narrow[i]), want), ok = false;
+      std::vector<Laid> places;
+      std::vector<std::vector<float>> results;
+      const size_t from = are_all ? 0 : steps.size() - 1;
+      for (size_t s = from; s < steps.size(); ++s) places.push_back(Lay(random, sizes, false)), results.emplace_back(places.back().count, 77.0f);
+      const Laid low_place = Lay(random, sizes, false);
+      std::vector<uint16_t> low(low_place.count, 0x5555);
+      const auto rows = [](const Laid& laid) { return std::vector<int64_t>(laid.strides.begin(), laid.strides.end() - 1); };
+      for (size_t s = from; s < steps.size(); ++s) {
+        pass.results.push_back({int64_t(operands + s), results[s - from].data() + places[s - from].offset, Form::kF32, rows(places[s - from])});
       }
-      all.insert(all.end(), result.begin(), result.end());
+      pass.results.push_back({int64_t(operands + steps.size() - 1), low.data() + low_place.offset, Form::kBf16, rows(low_place)});
+      std::vector<double> sums(pass.results.size() * PassChunks(pass));
+      OnSome(random, [&](std::atomic<int64_t>& next) { loops->one_pass(pass, next, sums.data()); });
+      std::vector<std::vector<float>> values;
+      for (size_t i = 0; i < operands; ++i) {
+        values.emplace_back();
+        for (int64_t e = 0; e < elements; ++e) values[i].push_back(wide[i][laid[i].At(sizes, e)]);
+      }
+      int64_t touched = 0, low_touched = 0;
+      for (size_t r = 0; r < results.size(); ++r) {
+        values.emplace_back();
+        for (int64_t e = 0; e < elements; ++e) values.back().push_back(results[r][places[r].At(sizes, e)]);
+        for (const float x : results[r]) touched += x != 77.0f;
+      }
+      for (const uint16_t x : low) low_touched += x != 0x5555;
+      ok = ok && touched <= int64_t(results.size()) * elements && low_touched <= elements;
+      for (int64_t e = 0; e < elements && ok; ++e) {
+        const float x = values.back()[e];
+        ok = low[low_place.At(sizes, e)] == ToBf16(x) || x != x;
+      }
+      if (!are_all) {
+        ok = ok && are_equal(values.back(), first.back());
+        continue;
+      }
+      if (first.empty()) first = values;
+      for (size_t v = 0; v < values.size(); ++v) ok = ok && are_equal(values[v], first[v]);
+      for (size_t s = 0; s < steps.size() && ok; ++s) {
+        for (int64_t e = 0; e < elements; ++e) {
+          const float x = values[steps[s].a][e], y = values[steps[s].b][e], z = values[steps[s].c][e], got = values[operands + s][e];
+          const double want = Wanted(steps[s], x, y, z), size = std::min(std::fabs(double(x)), 1.0) + std::fabs(want);
+          const bool is_exact = steps[s].kind < K::kDecodeSigned;
+          const bool near = std::isnan(want) ? std::isnan(got) : std::isinf(want) || is_exact ? got == want || (std::fabs(want) < 2e-38 && std::fabs(got) < 2e-38)
+                                                               : std::fabs(got - want) <= 1e-6 * size + 2e-38;
+          if (!near) std::printf("step %d of %g, %g, %g: %g, not %g\n", int(steps[s].kind), x, y, z, got, want), ok = false;
+        }
+      }
     }
-    if (first.empty()) first = all;
-    if (std::memcmp(first.data(), all.data(), all.size() * 4) != 0) std::printf("gelu: other bits\n"), ok = false;
   }
+  if (!ok) std::printf("program of %ld elements and %ld steps: wrong\n", long(elements), long(steps.size()));
   return ok;
 }
 
@@ -817,7 +915,7 @@ int Test(int cases, int side) {
       if (!TestOne(named, *kernel, random, number, is_emulated ? std::min(side, 150) : side)) ++failed;
       if (kernel->attention.plan != nullptr && !TestAttention(named, *kernel, random, number)) ++failed;
     }
-    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random) || !TestNorm(random) || !TestGelu(random)) ++failed;
+    if (!TestPass(random) || !TestKnownPasses(random, KnownPasses()) || !TestCrossEntropy(random) || !TestNorm(random) || !TestProgram(random)) ++failed;
   }
   for (const auto& [named, kernel] : kernels) std::printf("%s\n", named.name);
   std::printf("%d cases, %d failed\n", cases, failed);

@@ -163,7 +163,7 @@ fn an_update_of_numbers_in_8_bits_is_one_pass() {
     let calls = lowered.nodes.iter();
     let calls = calls.filter_map(|node| node.op.call::<OnePass>());
     assert_eq!(calls.count(), 1);
-    let is_left = |op: &Op| matches!(op, Op::KernelCodes(_) | Op::Convert(_));
+    let is_left = |op: &Op| matches!(op, Op::PassStep(_) | Op::Convert(_));
     assert!(!lowered.nodes.iter().any(|node| is_left(&node.op)));
     let [want, got] = [operations, pass].map(|target| compile_for(&graph, target).run(&arguments));
     for (want, got) in want.iter().zip(&got) {

@@ -5,7 +5,6 @@ mod attention;
 mod cpu_kernel;
 mod cross_entropy;
 mod fused_attention;
-mod gelu;
 mod gemv;
 mod matmul;
 mod norm;
@@ -18,7 +17,6 @@ pub use attention::*;
 pub use cpu_kernel::*;
 pub use cross_entropy::*;
 pub use fused_attention::*;
-pub use gelu::*;
 pub use gemv::*;
 pub use matmul::*;
 pub use norm::*;
@@ -91,14 +89,12 @@ calls! {
     Matmul(KernelMatmul) of Plugin;
     /// Attention or its gradients by the CPU plugin (`nn/kernel_attention.rs`).
     Attention(KernelAttention) of Plugin;
-    /// Several element-wise results at once by the CPU plugin (`passes/one_pass.rs`).
+    /// Several element-wise results at once by the CPU plugin (`passes/one_pass`).
     OnePass(OnePass) of Plugin;
     /// A part of cross-entropy by the CPU plugin (`nn/loss.rs`).
     CrossEntropy(KernelCrossEntropy) of Plugin;
     /// A normalization or its gradients by the CPU plugin (`nn/norm.rs`).
     Norm(KernelNorm) of Plugin;
-    /// A GELU or its gradient by the CPU plugin (`nn/gelu.rs`).
-    Gelu(KernelGelu) of Plugin;
     /// Attention or its gradients by cuDNN (`nn/fused_attention.rs`).
     FusedAttention(FusedAttention) of Cudnn;
     /// A product of a few rows with a weight by the CPU plugin (`passes/gemv.rs`).

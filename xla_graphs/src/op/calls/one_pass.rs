@@ -2,25 +2,62 @@
 
 use super::spec::{CallSpec, Emission, array};
 use crate::dtype::DType;
-use crate::op::attributes::{Binary, F64, Unary};
-use crate::op::block_codes::DynamicMap;
+use crate::op::attributes::{Binary, F64, Gelu, Unary};
+use crate::op::block_codes::{BlockCodes, DynamicMap};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
 /// Element-wise steps over arrays of one shape and over scalars, and sums over all their elements, in one
-/// pass over memory. Operands are f32, bf16 or u8 arrays of `dims`, f32 arrays of `blocks` or `f32[]`; every value in
-/// between is f32.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// pass over memory. Operands are f32, bf16 or u8 arrays of `dims`, f32 arrays of `blocks`, `f32[]`, or
+/// arrays of any shape of which a view is read; every value in between is f32.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OnePass {
     /// The dimensions of every array operand and result.
     pub dims: Vec<usize>,
     /// The dimensions of operands and results with an element for each block of 256; none: there are no
     /// such.
     pub blocks: Vec<usize>,
+    /// Of each operand, where the elements lie in it; `None`, or no entry: it is of one of the shapes above.
+    pub views: Vec<Option<PassView>>,
     /// In the order of computation.
     pub steps: Vec<Step>,
     /// What the call gives, in order.
     pub results: Vec<PassResult>,
+    /// Arrays of which results are parts. The call gives them behind the other results.
+    pub arrays: Vec<Shape>,
+}
+
+/// Where the elements of an array of a [`OnePass`]'s dimensions lie in another one, f32 or bf16.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PassView {
+    /// Of the first element.
+    pub offset: usize,
+    /// For each dimension the distance of neighbours, in elements: 1 for the last, 0 where the same is read
+    /// again.
+    pub strides: Vec<usize>,
+}
+
+impl PassView {
+    /// Of an array of these dimensions itself.
+    pub fn plain(dims: &[usize]) -> Self {
+        let mut strides = vec![1; dims.len()];
+        for dim in (1..dims.len()).rev() {
+            strides[dim - 1] = strides[dim] * dims[dim];
+        }
+        PassView { offset: 0, strides }
+    }
+
+    /// Whether an array of this shape has all elements.
+    fn fits(&self, dims: &[usize], array: &Shape) -> bool {
+        let is_float = matches!(array.dtype, DType::F32 | DType::BF16);
+        let reach = dims.iter().zip(&self.strides);
+        let last: usize = reach
+            .map(|(&size, stride)| (size.max(1) - 1) * stride)
+            .sum();
+        let in_rows = self.strides.last() == Some(&1);
+        let is_inside = dims.contains(&0) || self.offset + last < array.elements();
+        is_float && in_rows && is_inside && self.strides.len() == dims.len()
+    }
 }
 
 /// One step of a [`OnePass`]. Values are numbered, the operands first, then the steps in order.
@@ -42,10 +79,35 @@ pub enum Step {
     Scales(F64, u32),
     /// [`BlockCodes::Encode`](crate::op::BlockCodes::Encode) of values and scales.
     Encode(DynamicMap, u32, u32),
+    /// The Gaussian error linear unit of a value.
+    Gelu(Gelu, u32),
+    /// Its derivative there.
+    GeluSlope(Gelu, u32),
+}
+
+/// A step that no primitive is, as a node ([`Op::PassStep`](crate::op::Op::PassStep)).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PassStep {
+    /// [`Step::Decode`], [`Step::Scales`] or [`Step::Encode`].
+    Codes(BlockCodes),
+    /// [`Step::Gelu`] of an f32 array.
+    Gelu(Gelu),
+    /// [`Step::GeluSlope`] of an f32 array.
+    GeluSlope(Gelu),
+}
+
+impl PassStep {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            PassStep::Codes(part) => part.name(),
+            PassStep::Gelu(_) => "gelu",
+            PassStep::GeluSlope(_) => "gelu_slope",
+        }
+    }
 }
 
 /// A result of a [`OnePass`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PassResult {
     /// Number of the operand or step.
     pub value: u32,
@@ -54,7 +116,7 @@ pub struct PassResult {
 }
 
 /// What a result of a [`OnePass`] is made of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PassForm {
     /// An array in f32, bf16 or u8; it takes the place of this operand, if one is named, which nothing
     /// else may need any more.
@@ -63,6 +125,8 @@ pub enum PassForm {
     Blocks(Option<u32>),
     /// The sum of all elements, `f32[]`.
     Sum,
+    /// The elements that the view finds in one of the call's `arrays`.
+    Part(u32, PassView),
 }
 
 impl CallSpec for OnePass {
@@ -71,7 +135,10 @@ impl CallSpec for OnePass {
     }
 
     fn results(&self, operands: &[&Shape]) -> Result<Vec<Shape>, String> {
-        let takes = |shape: &Shape| {
+        let takes = |(index, shape): (usize, &&Shape)| {
+            if let Some(view) = self.view(index) {
+                return view.fits(&self.dims, shape);
+            }
             let is_array = shape.dims[..] == self.dims[..];
             let dtypes: &[DType] = if is_array {
                 &[DType::F32, DType::BF16, DType::U8]
@@ -81,15 +148,19 @@ impl CallSpec for OnePass {
             let is_taken = is_array || shape.rank() == 0 || shape.dims[..] == self.blocks[..];
             is_taken && dtypes.contains(&shape.dtype)
         };
-        if let Some(other) = operands.iter().find(|shape| !takes(shape)) {
+        if let Some((_, other)) = operands.iter().enumerate().find(|&operand| !takes(operand)) {
             return Err(format!(
-                "takes arrays of {:?} and scalars, not {other}",
+                "takes arrays of {:?}, views of that and scalars, not {other}",
                 self.dims
             ));
         }
         let reads = |step: &Step| match *step {
             Step::Constant(_) => vec![],
-            Step::Unary(_, a) | Step::Round(a) | Step::Scales(_, a) => vec![a],
+            Step::Unary(_, a)
+            | Step::Round(a)
+            | Step::Scales(_, a)
+            | Step::Gelu(_, a)
+            | Step::GeluSlope(_, a) => vec![a],
             Step::Binary(_, a, b) | Step::Decode(_, a, b) | Step::Encode(_, a, b) => vec![a, b],
             Step::Select(a, b, c) => vec![a, b, c],
         };
@@ -104,10 +175,12 @@ impl CallSpec for OnePass {
                     replaced.is_some_and(|x| x.dtype == dtype && x.dims[..] == *dims)
                 })
             };
-            let replaces = match result.form {
-                PassForm::Array(dtype, operand) => replaces(operand, dtype, &self.dims),
-                PassForm::Blocks(operand) => replaces(operand, DType::F32, &self.blocks),
+            let replaces = match &result.form {
+                PassForm::Array(dtype, operand) => replaces(*operand, *dtype, &self.dims),
+                PassForm::Blocks(operand) => replaces(*operand, DType::F32, &self.blocks),
                 PassForm::Sum => true,
+                PassForm::Part(array, view) => (self.arrays.get(*array as usize))
+                    .is_some_and(|array| view.fits(&self.dims, array)),
             };
             // An f32 operand as it is could be read where it is overwritten; bf16 is converted first.
             let is_kept = operands
@@ -121,12 +194,21 @@ impl CallSpec for OnePass {
         if self.results.is_empty() {
             return Err("has no result".into());
         }
+        for (index, array) in self.arrays.iter().enumerate() {
+            let is_part = |result: &&PassResult| matches!(result.form, PassForm::Part(of, _) if of as usize == index);
+            let parts = self.results.iter().filter(is_part).count();
+            if parts * self.dims.iter().product::<usize>() != array.elements() {
+                return Err(format!("{parts} results do not fill {array}"));
+            }
+        }
         let shape = |result: &PassResult| match result.form {
-            PassForm::Array(dtype, _) => Shape::new(dtype, &self.dims[..]),
-            PassForm::Blocks(_) => Shape::new(DType::F32, &self.blocks[..]),
-            PassForm::Sum => Shape::new(DType::F32, []),
+            PassForm::Array(dtype, _) => Some(Shape::new(dtype, &self.dims[..])),
+            PassForm::Blocks(_) => Some(Shape::new(DType::F32, &self.blocks[..])),
+            PassForm::Sum => Some(Shape::new(DType::F32, [])),
+            PassForm::Part(..) => None,
         };
-        Ok(self.results.iter().map(shape).collect())
+        let whole = self.results.iter().filter_map(shape);
+        Ok(whole.chain(self.arrays.iter().cloned()).collect())
     }
 
     fn is_tuple(&self) -> bool {
@@ -134,40 +216,102 @@ impl CallSpec for OnePass {
     }
 
     fn aliases(&self) -> Vec<(usize, usize)> {
-        let results = self.results.iter().enumerate();
+        let is_whole = |result: &&PassResult| !matches!(result.form, PassForm::Part(..));
+        let results = self.results.iter().filter(is_whole).enumerate();
         let replaced = results.filter_map(|(index, result)| match result.form {
             PassForm::Array(_, operand) | PassForm::Blocks(operand) => {
                 Some((index, operand? as usize))
             }
-            PassForm::Sum => None,
+            PassForm::Sum | PassForm::Part(..) => None,
         });
         replaced.collect()
     }
 
-    fn emission(&self, _operands: &[&Shape]) -> Result<Emission, String> {
+    fn emission(&self, operands: &[&Shape]) -> Result<Emission, String> {
         let steps = self.steps.iter().map(step);
         let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
-        let of_results = self.results.iter().flat_map(|result| {
-            let form = match result.form {
-                PassForm::Array(..) => 0,
-                PassForm::Sum => 1,
-                PassForm::Blocks(_) => 2,
+        // Each operand and result: its value, if it is a result, its kind, and where its elements lie.
+        let plain = PassView::plain(&self.dims);
+        let mut places = Vec::new();
+        for (index, shape) in operands.iter().enumerate() {
+            let place = match self.view(index) {
+                Some(view) => (0, Some(view)),
+                None if shape.dims[..] == self.dims[..] => (0, Some(&plain)),
+                None if shape.rank() == 0 => (1, None),
+                None => (2, None),
             };
-            [i64::from(result.value), form]
-        });
+            places.push((None, place));
+        }
+        for result in &self.results {
+            let place = match &result.form {
+                PassForm::Array(..) => (0, Some(&plain)),
+                PassForm::Sum => (1, None),
+                PassForm::Blocks(_) => (2, None),
+                PassForm::Part(array, view) => (3 + i64::from(*array), Some(view)),
+            };
+            places.push((Some(i64::from(result.value)), place));
+        }
+        let views = places.iter().filter_map(|(_, (_, view))| *view);
+        let kept = self.rows(&views.collect::<Vec<_>>());
+        let sizes: Vec<usize> = kept.iter().map(|&(_, size)| size).collect();
+        let attribute = |(value, (kind, view)): &(Option<i64>, (i64, Option<&PassView>))| {
+            let at = |dim: usize| view.map_or(0, |view| view.strides[dim] as i64);
+            let strides = kept[..kept.len() - 1].iter().map(|&(dim, _)| at(dim));
+            let offset = view.map_or(0, |view| view.offset as i64);
+            let all = value.iter().copied().chain([*kind, offset]);
+            all.chain(strides).collect::<Vec<i64>>()
+        };
+        let [of_operands, of_results] = [&places[..operands.len()], &places[operands.len()..]]
+            .map(|places| places.iter().flat_map(attribute).collect::<Vec<i64>>());
+        if sizes.len() > MOST_SIZES {
+            return Err(format!(
+                "rows of {sizes:?} have more than {MOST_SIZES} sizes"
+            ));
+        }
         let config = format!(
-            "{{elements = {} : i64, steps = {}, results = {}}}",
-            self.dims.iter().product::<usize>(),
+            "{{sizes = {}, steps = {}, operands = {}, results = {}}}",
+            array(&sizes),
             array(&steps),
-            array(&of_results.collect::<Vec<i64>>()),
+            array(&of_operands),
+            array(&of_results),
         );
         Ok(Emission::new("xtrain.one_pass", config))
     }
 }
 
-/// The steps' kinds, as `native/cpp/kernels/one_pass.h` numbers them; `passes/one_pass.rs` takes no
+/// As many sizes as a call may have, as `native/cpp/kernels/one_pass.h` has it.
+const MOST_SIZES: usize = 8;
+
+impl OnePass {
+    /// The view that is read of an operand.
+    fn view(&self, operand: usize) -> Option<&PassView> {
+        self.views.get(operand)?.as_ref()
+    }
+
+    /// The dimensions with neighbours merged that are one in all views: of each the last of its dimensions,
+    /// whose strides it has, and its size. There is at least one.
+    fn rows(&self, views: &[&PassView]) -> Vec<(usize, usize)> {
+        let mut kept: Vec<(usize, usize)> = Vec::new();
+        for (dim, &size) in self.dims.iter().enumerate() {
+            let is_one = |outer: usize| {
+                let fits = |view: &&PassView| view.strides[outer] == view.strides[dim] * size;
+                views.iter().all(fits)
+            };
+            match kept.last_mut() {
+                // A dimension of one element has any stride but the last's.
+                _ if size == 1 && dim + 1 < self.dims.len() => {}
+                Some((outer, all)) if is_one(*outer) => (*outer, *all) = (dim, *all * size),
+                _ => kept.push((dim, size)),
+            }
+        }
+        kept
+    }
+}
+
+/// The steps' kinds, as `native/cpp/kernels/one_pass.h` numbers them; `passes/one_pass` takes no
 /// other operations.
-const UNARY: [(Unary, i64); 5] = [
+const UNARY: [(Unary, i64); 6] = [
+    (Unary::Logistic, 19),
     (Unary::Neg, 3),
     (Unary::Abs, 4),
     (Unary::Sign, 5),
@@ -196,6 +340,10 @@ fn step(step: &Step) -> Result<[i64; 4], String> {
         Step::Encode(DynamicMap::Signed, a, b) => (Some(16), [a, b, 0]),
         Step::Encode(DynamicMap::Unsigned, a, b) => (Some(17), [a, b, 0]),
         Step::Scales(floor, a) => (Some(18), [a, (floor.get() as f32).to_bits(), 0]),
+        Step::Gelu(Gelu::Erf, a) => (Some(20), [a, 0, 0]),
+        Step::Gelu(Gelu::Tanh, a) => (Some(21), [a, 0, 0]),
+        Step::GeluSlope(Gelu::Erf, a) => (Some(22), [a, 0, 0]),
+        Step::GeluSlope(Gelu::Tanh, a) => (Some(23), [a, 0, 0]),
     };
     let kind = kind.ok_or_else(|| format!("{step:?} is no step of a pass"))?;
     Ok([kind, a.into(), b.into(), c.into()])
