@@ -65,6 +65,8 @@ pub enum NeuronChip {
     Trn1,
     /// trn2: NeuronCore-v3.
     Trn2,
+    /// trn3: NeuronCore-v4.
+    Trn3,
 }
 
 /// As neuronx-cc's `--target` has it.
@@ -73,6 +75,7 @@ impl std::fmt::Display for NeuronChip {
         f.write_str(match self {
             NeuronChip::Trn1 => "trn1",
             NeuronChip::Trn2 => "trn2",
+            NeuronChip::Trn3 => "trn3",
         })
     }
 }
@@ -232,6 +235,11 @@ impl Target {
     /// their operands.
     pub(crate) fn marks_exact_matmuls(self) -> bool {
         matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
+    }
+
+    /// Whether a library adds a bias in a matmul's own kernel, if it is of the matmul's type.
+    pub(crate) fn has_bias_epilogues(self) -> bool {
+        matches!(self, Target::Cuda { .. })
     }
 
     /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the
