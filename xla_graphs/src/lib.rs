@@ -35,6 +35,7 @@ pub use graph::{
 };
 pub use nn::block_codes;
 pub use nn::dropout::{DropoutRng, random_words, step_key, words_of};
+pub use nn::fused_attention::UnfusedDropout;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;
