@@ -81,6 +81,11 @@ fn the_wheel_is_reproducible_and_runs_where_it_is_unpacked() {
     let digest = Sha256::digest(fs::read(wheel).unwrap());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(sums.contains(&format!("{digest}  {name}")), "{sums}");
+    // The folder is the context of a container's build.
+    for name in ["cpu", "cuda", "neuron"] {
+        assert!(sums.contains(&format!("  {name}.Dockerfile\n")), "{sums}");
+    }
+    assert!(sums.contains("  install-xtrain\n"), "{sums}");
 
     let place = dir.path().join("site");
     let names = python(

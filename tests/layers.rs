@@ -307,7 +307,7 @@ fn the_tour_names_real_files() {
 /// Pages that name tests as proofs name tests that there are.
 #[test]
 fn pages_name_real_tests() {
-    let page = fs::read_to_string(root().join("docs/fine-tuning.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/adapters.md")).unwrap();
     let mut found = 0;
     for (module, test) in page.split('`').filter_map(|word| word.split_once("::")) {
         let file = root().join("tests").join(format!("{module}.rs"));

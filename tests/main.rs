@@ -3,6 +3,7 @@
 
 mod adapters;
 mod alike;
+mod buckets;
 mod cache;
 mod chat_templates;
 mod cli;

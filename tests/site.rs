@@ -353,13 +353,40 @@ fn flag_names(text: &str) -> Vec<String> {
         .collect()
 }
 
+fn known_flags() -> BTreeSet<String> {
+    let reference = fs::read_to_string(root().join("docs/flags.md")).unwrap();
+    flag_names(&reference).into_iter().collect()
+}
+
+/// Manifests are YAML, and give xtrain flags that exist. Engines' own keys were compared with their
+/// schemas by hand.
+#[test]
+fn manifests_parse() {
+    let known = known_flags();
+    let mut count = 0;
+    for page in documents() {
+        let text = fs::read_to_string(&page).unwrap();
+        let (_, blocks) = parts(&text);
+        for block in blocks.iter().filter(|block| block.language == "yaml") {
+            let place = format!("{}:{}", page.display(), block.line);
+            let manifest: serde_json::Value = serde_saphyr::from_str(&block.text)
+                .unwrap_or_else(|error| panic!("{place}: {error}"));
+            assert!(manifest.is_object(), "{place} is no mapping");
+            for name in flag_names(&block.text) {
+                assert!(known.contains(&name), "{place}: --{name}");
+            }
+            count += 1;
+        }
+    }
+    assert!(count >= 4, "only {count} manifests were found");
+}
+
 /// No page tells readers to type a flag that does not exist.
 #[test]
 fn commands_of_all_pages_have_flags_that_exist() {
     // The first is a mistake that docs/errors.md shows.
     const OTHERS: [&str; 2] = ["learning_rte", "help"];
-    let reference = fs::read_to_string(root().join("docs/flags.md")).unwrap();
-    let known: BTreeSet<String> = flag_names(&reference).into_iter().collect();
+    let known = known_flags();
     let (mut unknown, mut count) = (Vec::new(), 0);
     for page in documents() {
         // These lines are of other programs, too.

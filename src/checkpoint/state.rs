@@ -30,6 +30,8 @@ use super::weights::{WEIGHTS_INDEX_FILE, Weights};
 use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
+/// In an output directory: which of the runs that were started there is the last.
+pub const RUN_FILE: &str = ".xtrain-run.json";
 const FORMAT_VERSION: u64 = 1;
 
 /// Where training stands, in numbers. Floats survive bit for bit.

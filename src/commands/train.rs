@@ -7,8 +7,10 @@ use xtrain_checkpoint::hf::save_metrics;
 use xtrain_config::RunPlan;
 use xtrain_distributed::ProcessGroup;
 use xtrain_distributed::environment::sagemaker::Container;
+use xtrain_engine::bucket::Bucket;
 use xtrain_engine::device::create_output_dir;
 use xtrain_engine::push::Push;
+use xtrain_engine::uploads::Destination;
 use xtrain_engine::{Run, failed};
 use xtrain_report::accounting;
 use xtrain_report::telemetry::{self, TELEMETRY_FILE};
@@ -32,10 +34,12 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let dir = trains.then(|| plan.train.output_dir.clone());
     let (reports, member) = (plan.report, &plan.device.settings.member);
     let is_first = member.as_ref().is_none_or(|member| member.rank == 0);
-    let push = plan.push.as_ref().filter(|_| trains && is_first);
-    let push = push.map(Push::begin).transpose()?;
+    let destinations = match trains && is_first {
+        true => destinations(&plan)?,
+        false => Vec::new(),
+    };
     let pipeline_tag = plan.task.pipeline_tag();
-    let result = prepared(plan, interrupt.as_ref(), push.as_ref());
+    let result = prepared(plan, interrupt.as_ref(), &destinations);
     let Some(dir) = dir.filter(|_| ProcessGroup::this_writes()) else {
         return result;
     };
@@ -45,18 +49,38 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
         Err(_) => "failed",
     };
     close_account(&dir, outcome, reports && result.is_ok());
-    let Some(push) = push else {
+    if destinations.is_empty() {
         return result.and_then(|outcome| hand_over(outcome, &dir));
-    };
-    let result = match result {
-        Ok(Outcome::Done) => push.finish(&dir, pipeline_tag).map(|()| Outcome::Done),
-        other => {
-            push.end();
-            other
+    }
+    let mut uploaded = Ok(());
+    for destination in destinations {
+        match &result {
+            Ok(Outcome::Done) => {
+                // The first failure is reported, and the others get theirs.
+                uploaded = uploaded.and(destination.finish(&dir, pipeline_tag));
+            }
+            _ => destination.end(&dir),
         }
-    };
+    }
     close_account(&dir, outcome, false);
+    let result = result.and_then(|outcome| uploaded.map(|()| outcome));
     result.and_then(|outcome| hand_over(outcome, &dir))
+}
+
+/// The destinations of a run. Each is asked once, so that one that takes nothing ends a run before it begins.
+///
+/// # Errors
+/// If one refuses or does not answer.
+fn destinations(plan: &RunPlan) -> Result<Vec<Box<dyn Destination>>, Error> {
+    let mut all: Vec<Box<dyn Destination>> = Vec::new();
+    if let Some(push) = &plan.push {
+        all.push(Box::new(Push::begin(push)?));
+    }
+    // After the Hub's, whose model card it has.
+    if let Some(url) = &plan.bucket {
+        all.push(Box::new(Bucket::begin(url, plan)?));
+    }
+    Ok(all)
 }
 
 /// In SageMaker's container, puts the finished model where the job's model is taken from.
@@ -76,14 +100,14 @@ fn hand_over(outcome: Outcome, dir: &Path) -> Result<Outcome, Error> {
 fn prepared(
     plan: RunPlan,
     interrupt: Option<&Interrupt>,
-    push: Option<&Push>,
+    destinations: &[Box<dyn Destination>],
 ) -> Result<Outcome, Error> {
     if *plan.train.flags.dry_run {
         return dry_run::run(plan);
     }
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
-    let outcome = train_and_evaluate(&mut run, interrupt, push)?;
+    let outcome = train_and_evaluate(&mut run, interrupt, destinations)?;
     errln!("{}", folded(&run.session.cache().stats().to_string(), 0));
     Ok(outcome)
 }
@@ -107,7 +131,7 @@ fn close_account(dir: &Path, outcome: &str, reports: bool) {
 fn train_and_evaluate(
     run: &mut Run,
     interrupt: Option<&Interrupt>,
-    push: Option<&Push>,
+    destinations: &[Box<dyn Destination>],
 ) -> Result<Outcome, Error> {
     if !run.plan.do_train {
         if ProcessGroup::this_writes() {
@@ -115,13 +139,8 @@ fn train_and_evaluate(
         }
         return after_training(run, None);
     }
-    let hooks = push.map(|push| {
-        let files = run.files_beside_tensors().into_iter();
-        let names = files.map(|(name, _)| name).collect();
-        let settings = &run.plan.train;
-        Box::new(push.hook(settings.save, &settings.output_dir, names)) as _
-    });
-    let outcome = run.train(interrupt, hooks.into_iter().collect())?;
+    let hooks = destinations.iter().map(|own| own.hook(run)).collect();
+    let outcome = run.train(interrupt, hooks)?;
     if outcome != Outcome::Done {
         return Ok(outcome);
     }

@@ -9,7 +9,6 @@ use super::error::{Origin, UsageError};
 use super::lookup;
 use std::path::{Path, PathBuf};
 use xtrain_distributed::environment::sagemaker::{Channel, Container};
-use xtrain_report::runs::checkpoints::newest_checkpoint;
 
 /// Channels, by any of the names, and the flag that takes their files or their folder.
 const CHANNELS: &[(&[&str], &str, Takes)] = &[
@@ -89,12 +88,8 @@ fn of(container: &Container) -> Result<Command, UsageError> {
         let output = container.checkpoints();
         words.push(format!("--output_dir={}", output.display()));
         // The job was stopped, or its instance was taken away, and starts again.
-        if newest_checkpoint(&output, |_| true).is_some() {
-            if !given("resume_from_checkpoint") {
-                words.push("--resume_from_checkpoint=true".into());
-            }
-        } else if !given("overwrite_output_dir") {
-            words.push("--overwrite_output_dir=true".into());
+        if !given("resume_from_checkpoint") && !given("overwrite_output_dir") {
+            words.push("--resume_from_checkpoint=auto".into());
         }
     }
     let mut note = format!("SageMaker: xtrain {} {}", info.words, words.join(" "));

@@ -73,6 +73,8 @@ macro_rules! flags {
             pub weights: Vec<f64>,
             /// The training files are those of a folder that was named.
             pub is_folder: bool,
+            /// Where the output directory's files go, and where it comes from.
+            pub bucket: Option<Bucket>,
             /// How many processes a launcher will start for this command, in all and on this
             /// machine; `None` where the command speaks for its own process.
             pub processes: Option<(usize, usize)>,
@@ -93,6 +95,7 @@ macro_rules! flags {
                     features: Features::new(),
                     weights: Vec::new(),
                     is_folder: false,
+                    bucket: None,
                     processes: None,
                     $($( $field: flags!(@initial
                         flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?

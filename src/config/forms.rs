@@ -58,7 +58,7 @@ kinds! {
 
 kinds! {
     /// `--resume_from_checkpoint [PATH]`: nothing, true, false or a path.
-    for Resume = Form::Switch, "PATH", "true, false or a path", resume;
+    for Resume = Form::Switch, "PATH", "true, false, auto or a path", resume;
     /// `--gradient_checkpointing [full|attention|every:K]`: nothing, true, false or what is
     /// recomputed.
     for Checkpointing = Form::Switch, "full|attention|every:K",
@@ -428,6 +428,7 @@ fn resume(text: &str) -> Result<Resume, Wrong> {
     match parse_bool(text) {
         Some(true) => Ok(Resume::Latest),
         Some(false) => Ok(Resume::No),
+        None if text == "auto" => Ok(Resume::IfAny),
         None => PathBuf::parse(text).map(Resume::From),
     }
 }
@@ -528,6 +529,7 @@ mod tests {
     #[test]
     fn switches_that_take_more_than_true_and_false() {
         assert_eq!(Resume::parse("False"), Ok(Resume::No));
+        assert_eq!(Resume::parse("auto"), Ok(Resume::IfAny));
         assert_eq!(
             Resume::parse("out/checkpoint-5"),
             Ok(Resume::From("out/checkpoint-5".into()))

@@ -4,6 +4,7 @@
 //! understood in two ways.
 
 use super::command::CommandName;
+use super::output_bucket;
 use std::fmt::{self, Debug};
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -197,6 +198,11 @@ kinds! {
     /// A file or directory that is written.
     struct WrittenPath: PathBuf = Form::Word, "PATH", "a path",
         |text| here(text, "give a path on this machine, and copy what is written there afterwards");
+    /// The directory of a run, which may be a bucket's.
+    struct RunDir: PathBuf = Form::Word, "PATH", "a path", |text| match output_bucket::is_bucket(text) {
+        true => Ok(text.into()),
+        false => here(text, "give a path on this machine, or a folder of a bucket (s3://BUCKET/PREFIX, gs://, az://)"),
+    };
     /// A tar file, read or written.
     struct ArchivePath: PathBuf = Form::Word, "PATH", "a path",
         |text| here(text, "give a path on this machine, and copy the file from there or to there");

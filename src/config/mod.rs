@@ -41,6 +41,7 @@ mod mesh;
 mod migration_tests;
 mod model_config;
 mod nearest;
+mod output_bucket;
 mod plan;
 mod preference;
 mod reading;
@@ -134,7 +135,7 @@ pub fn from_args_among(
 ) -> Result<Invocation, UsageError> {
     let flags = match read(processes, args)? {
         Parsed::Text(text) => return Ok(Invocation::Print(text)),
-        Parsed::Flags(flags) => from_hub::fetch(*flags)?,
+        Parsed::Flags(flags) => from_hub::fetch(output_bucket::fetch(*flags)?)?,
     };
     if flags.color.is_given() {
         terminal::set_colors(*flags.color);

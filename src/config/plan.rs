@@ -204,6 +204,8 @@ pub struct RunPlan {
     pub trackers: TrackerPlan,
     /// Where the model is pushed.
     pub push: Option<PushPlan>,
+    /// The bucket that the output directory's files go to.
+    pub bucket: Option<String>,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
     /// 1.
     pub auto_batch: bool,

@@ -8,6 +8,7 @@ use super::config_file;
 use super::error::UsageError;
 use super::from_hub;
 use super::glue;
+use super::output_bucket;
 use super::sagemaker;
 use super::train_files;
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageErr
         Parsed::Flags(flags) => config_file::read(*flags),
     };
     sagemaker::apply(&mut flags);
+    output_bucket::apply(&mut flags);
     config_file::recall(&mut flags);
     glue::apply(&mut flags);
     train_files::apply(&mut flags);

@@ -11,7 +11,6 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
@@ -29,9 +28,6 @@ const PIECE: u64 = 4 << 20;
 
 /// Pieces that are kept: one for each column of a parquet file that is read.
 const KEPT: usize = 4;
-
-/// How often a request is repeated before it is an error.
-const RETRIES: usize = 4;
 
 /// Schemes that are recognized with a single slash too, which is what a program leaves of a URL that
 /// it normalizes as a path.
@@ -138,7 +134,8 @@ pub fn listed(address: &Path) -> Result<Vec<PathBuf>> {
     let last = if last.is_empty() { "*" } else { last };
     let pattern = glob::Pattern::new(last).map_err(|error| bad(error.msg))?;
     let url = Url::parse(&format!("{folder}/")).map_err(|_| bad("it is not a URL"))?;
-    let (store, prefix) = client(&url, &effort()).map_err(|error| explain(address, error))?;
+    let (store, prefix) =
+        client(&url, &Effort::of_files()).map_err(|error| explain(address, error))?;
     let runtime = runtime(address)?;
     let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
     let listed = runtime.block_on(store.list_with_delimiter(prefix));
@@ -311,17 +308,7 @@ impl Read for RemoteReader {
 
 /// Who serves a URL, and under which name.
 fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)> {
-    client(&parse(path)?, &effort()).map_err(|error| explain(path, error))
-}
-
-fn effort() -> Effort {
-    let variable = std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok();
-    Effort {
-        patience: patience(variable.as_deref()),
-        whole: None,
-        retries: RETRIES,
-        retry_timeout: Duration::from_secs(180),
-    }
+    client(&parse(path)?, &Effort::of_files()).map_err(|error| explain(path, error))
 }
 
 /// What went wrong, in the user's words.

@@ -7,7 +7,7 @@
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
-//! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`, `bench_generate`.
+//! `uploads` (to the Hub, to a bucket), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`, `bench_generate`.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -15,6 +15,7 @@ mod adapter;
 pub mod batches;
 mod bench;
 mod bench_generate;
+pub mod bucket;
 pub mod device;
 mod error;
 mod evaluate;
@@ -41,6 +42,7 @@ pub mod task;
 mod trackers;
 mod train;
 mod training_data;
+pub mod uploads;
 
 pub use bench::bench;
 pub use bench_generate::bench_generation;

@@ -8,13 +8,12 @@
 //! is the command's, and costs no file.
 
 use super::error::{Error, failed};
+use super::run::Run;
+use super::uploads::{Destination, Jobs, Worker, files_below, finished_files};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 use xtrain_checkpoint::hf::{
     ADAPTER_CONFIG_FILE, CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object,
 };
@@ -22,12 +21,12 @@ use xtrain_checkpoint::weights::ADAPTER_WEIGHTS_FILE;
 use xtrain_checkpoint::{atomic, files};
 use xtrain_config::{HubStrategy, PushPlan};
 use xtrain_hub::{self as hub, Addition, Repository};
+use xtrain_report::outln;
 use xtrain_report::page;
 use xtrain_report::progress::say;
-use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step};
+use xtrain_report::runs::checkpoints::checkpoint_step;
 use xtrain_report::runs::read;
 use xtrain_report::units;
-use xtrain_report::{errln, outln};
 use xtrain_trainer::Result as TrainerResult;
 use xtrain_trainer::run_loop::{Hook, StepContext};
 use xtrain_trainer::settings::Cadence;
@@ -35,14 +34,11 @@ use xtrain_trainer::settings::Cadence;
 /// The model card's file.
 const CARD_FILE: &str = "README.md";
 
-/// The repository of a run, and the thread that commits to it one push after the other.
+/// The repository of a run.
 pub struct Push {
     repository: Arc<Repository>,
     plan: PushPlan,
-    jobs: Sender<Job>,
-    /// Pushes that have not ended.
-    waiting: Arc<AtomicUsize>,
-    worker: JoinHandle<()>,
+    worker: Worker<Job>,
 }
 
 /// A commit to make.
@@ -61,71 +57,55 @@ impl Push {
         let revision = plan.revision.as_deref();
         let repository = Repository::create(&plan.hub, &plan.name, plan.private, revision);
         let repository = Arc::new(repository.map_err(failed("--push_to_hub"))?);
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let (jobs, received) = channel::<Job>();
-        let (target, left) = (repository.clone(), waiting.clone());
-        let work = move || {
-            for job in received {
-                if let Err(error) = target.commit(&job.files, &job.message) {
-                    say(&format!(
-                        "warning: \"{}\" was not pushed: {error}",
-                        job.message
-                    ));
-                }
-                left.fetch_sub(1, Ordering::AcqRel);
+        let target = repository.clone();
+        let work = move |job: Job| {
+            if let Err(error) = target.commit(&job.files, &job.message) {
+                say(&format!(
+                    "warning: \"{}\" was not pushed: {error}",
+                    job.message
+                ));
             }
         };
-        let worker = std::thread::Builder::new().name("push".into()).spawn(work);
-        let worker = worker.map_err(failed("starting the thread that pushes"))?;
         Ok(Push {
             repository,
             plan: plan.clone(),
-            jobs,
-            waiting,
-            worker,
+            worker: Worker::start("push", work)?,
         })
-    }
-
-    /// What pushes checkpoints, where the strategy wants them pushed.
-    pub fn hook(&self, save: Cadence, output_dir: &Path, model_files: Vec<String>) -> PushHook {
-        PushHook(Some(Checkpoints {
-            output_dir: output_dir.to_path_buf(),
-            model_files,
-            by_steps: matches!(save, Cadence::Steps(_) | Cadence::Share(_)),
-            strategy: self.plan.strategy,
-            always: self.plan.always,
-            jobs: self.jobs.clone(),
-            waiting: self.waiting.clone(),
-        }))
     }
 
     /// Waits for the pushes of checkpoints. The run that saved them must be gone.
     fn wait(self) -> Arc<Repository> {
-        if self.waiting.load(Ordering::Acquire) > 0 {
-            let name = self.repository.name();
-            errln!("waiting for the push to {name}; a second signal ends it");
-        }
-        drop(self.jobs);
-        // A panic has been printed by its thread.
-        let _ = self.worker.join();
+        let name = self.repository.name();
+        self.worker.wait(&format!("the push to {name}"));
         self.repository
     }
+}
 
-    /// Ends without a last push: the run goes on another time.
-    pub fn end(self) {
+impl Destination for Push {
+    /// Pushes checkpoints, where the strategy wants them pushed.
+    fn hook(&self, run: &Run) -> Box<dyn Hook> {
+        let settings = &run.plan.train;
+        let files = run.files_beside_tensors().into_iter();
+        Box::new(PushHook(Some(Checkpoints {
+            output_dir: settings.output_dir.clone(),
+            model_files: files.map(|(name, _)| name).collect(),
+            by_steps: matches!(settings.save, Cadence::Steps(_) | Cadence::Share(_)),
+            strategy: self.plan.strategy,
+            always: self.plan.always,
+            jobs: self.worker.jobs(),
+        })))
+    }
+
+    fn end(self: Box<Self>, _: &Path) {
         self.wait();
     }
 
-    /// Pushes the finished directory with its model card; `pipeline_tag` is the Hub's word for the
-    /// task.
-    ///
-    /// # Errors
-    /// If it is not all on the Hub then.
-    pub fn finish(self, output_dir: &Path, pipeline_tag: &str) -> Result<(), Error> {
+    /// Pushes the finished directory with its model card.
+    fn finish(self: Box<Self>, output_dir: &Path, pipeline_tag: &str) -> Result<(), Error> {
         let repository = self.wait();
         let card = write_card(output_dir, &repository, pipeline_tag);
         let pushed = card.and_then(|card| {
-            let mut files = finished_files(output_dir);
+            let mut files = pushed_files(output_dir);
             files.extend(card.map(|path| (CARD_FILE.to_string(), path)));
             let files = additions(files)?;
             let bytes: u64 = files.iter().map(Addition::size).sum();
@@ -193,7 +173,7 @@ impl Hook for PushHook {
     fn at_start(&mut self, context: &mut StepContext) -> TrainerResult<()> {
         if let Some(pushed) = self.0.take().filter(|own| own.strategy != HubStrategy::End) {
             let listener = Box::new(move |checkpoint: &Path| pushed.push(checkpoint));
-            context.run.checkpoints.listener = Some(listener);
+            context.run.checkpoints.listeners.push(listener);
         }
         Ok(())
     }
@@ -207,14 +187,13 @@ struct Checkpoints {
     by_steps: bool,
     strategy: HubStrategy,
     always: bool,
-    jobs: Sender<Job>,
-    waiting: Arc<AtomicUsize>,
+    jobs: Jobs<Job>,
 }
 
 impl Checkpoints {
     /// Pushes a checkpoint in the background, unless the last push is still under way.
     fn push(&self, checkpoint: &Path) {
-        if !self.always && self.waiting.load(Ordering::Acquire) > 0 {
+        if !self.always && self.jobs.is_busy() {
             return;
         }
         let name = checkpoint.file_name().unwrap_or_default();
@@ -232,11 +211,7 @@ impl Checkpoints {
         };
         // Opened here, where nobody removes it.
         match additions(self.files(checkpoint, &name)) {
-            Ok(files) => {
-                self.waiting.fetch_add(1, Ordering::AcqRel);
-                // The thread outlives the run.
-                let _ = self.jobs.send(Job { files, message });
-            }
+            Ok(files) => self.jobs.send(Job { files, message }),
             Err(error) => say(&format!("warning: \"{message}\" was not pushed: {error}")),
         }
     }
@@ -244,7 +219,7 @@ impl Checkpoints {
     /// The directory as it is, with the checkpoint's model, and the checkpoint itself if it is
     /// wanted.
     fn files(&self, checkpoint: &Path, name: &str) -> BTreeMap<String, PathBuf> {
-        let mut files = finished_files(&self.output_dir);
+        let mut files = pushed_files(&self.output_dir);
         let is_model = |name: &str| {
             [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, CONFIG_FILE].contains(&name)
                 || name == GENERATION_CONFIG_FILE
@@ -265,35 +240,11 @@ impl Checkpoints {
     }
 }
 
-/// What the Trainer pushes of an output directory: all but checkpoints and names that begin with
-/// `_`; nor what is hidden, such as locks and what is being written. A model card that was made is
-/// left to the last push, which makes it anew.
-fn finished_files(output_dir: &Path) -> BTreeMap<String, PathBuf> {
-    let is_made_anew = |name: &str| name == CARD_FILE && is_generated(&output_dir.join(name));
-    files_below(output_dir, &|name| {
-        !name.starts_with('_') && !name.starts_with(CHECKPOINT_PREFIX) && !is_made_anew(name)
-    })
-}
-
-/// Files by their path below `dir`, of the entries of `dir` that are `wanted`.
-fn files_below(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> BTreeMap<String, PathBuf> {
-    let mut files = BTreeMap::new();
-    // A directory that cannot be read has nothing to push; what it should have had is missed there.
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        let Some(name) = name
-            .to_str()
-            .filter(|name| !name.starts_with('.') && wanted(name))
-        else {
-            continue;
-        };
-        if path.is_dir() {
-            let below = files_below(&path, &|_| true).into_iter();
-            files.extend(below.map(|(inner, path)| (format!("{name}/{inner}"), path)));
-        } else {
-            files.insert(name.to_string(), path);
-        }
-    }
+/// What the Trainer pushes of an output directory. A model card that was made is left to the last push, which
+/// makes it anew.
+fn pushed_files(output_dir: &Path) -> BTreeMap<String, PathBuf> {
+    let mut files = finished_files(output_dir);
+    files.retain(|name, path| name != CARD_FILE || !is_generated(path));
     files
 }
 

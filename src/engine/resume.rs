@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::{ADAPTER_CONFIG_FILE, CONFIG_FILE, Form, write_json};
-use xtrain_checkpoint::state::TRAINING_STATE_FILE;
+use xtrain_checkpoint::state::{RUN_FILE, TRAINING_STATE_FILE};
 use xtrain_checkpoint::{
     Checkpoint, TrainingState, files, hash, list_checkpoints, load_checkpoint, read_state,
 };
@@ -37,8 +37,6 @@ struct RunRecord {
     /// The checkpoint that it began with, as seen from the output directory.
     resumed_from: Option<PathBuf>,
 }
-
-const RUN_FILE: &str = ".xtrain-run.json";
 
 /// Under this name the [`changeable_settings`] of a run are in the `extra` of its checkpoints.
 pub const SETTINGS: &str = "settings";
@@ -140,8 +138,9 @@ const RUN_KEY: &str = "job/run";
 fn requested_checkpoint(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     match &*settings.flags.resume_from_checkpoint {
         Resume::No => Ok(None),
+        Resume::IfAny if latest(&settings.output_dir)?.is_none() => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
-        Resume::Latest => {
+        Resume::Latest | Resume::IfAny => {
             let dir = settings.output_dir.display();
             let own = latest(&settings.output_dir)?;
             let other = without_training_state(&settings.output_dir);

@@ -403,7 +403,7 @@ fn run_state(
             proven: None,
             unsaved: None,
             stale,
-            listener: None,
+            listeners: Vec::new(),
         },
         plateau: plateau(settings, resumed),
         evaluated: None,

@@ -37,10 +37,10 @@ pub struct Object {
 
 /// The objects below one URL.
 pub struct Folder {
-    store: Arc<dyn ObjectStore>,
-    prefix: Path,
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) prefix: Path,
     /// Requests of this process take turns: it has one store and few objects.
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
 }
 
 impl Folder {
@@ -66,8 +66,9 @@ impl Folder {
         })
     }
 
-    fn path(&self, name: &str) -> Path {
-        self.prefix.clone().join(name)
+    /// Of an object below the folder; each part between slashes is one of the path's.
+    pub(super) fn path(&self, name: &str) -> Path {
+        name.split('/').fold(self.prefix.clone(), Path::join)
     }
 
     /// All of an object; `None` if there is none of this name.
@@ -177,7 +178,7 @@ impl Folder {
     }
 }
 
-fn failed(error: Cause) -> Error {
+pub(super) fn failed(error: Cause) -> Error {
     match error {
         Cause::NotSupported { .. } | Cause::NotImplemented { .. } => {
             Error::NotSupported(with_causes(&error))

@@ -7,6 +7,7 @@
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod files;
 mod folder;
 mod http;
 
@@ -36,6 +37,20 @@ pub struct Effort {
     pub retries: usize,
     /// For all repetitions of a request.
     pub retry_timeout: Duration,
+}
+
+impl Effort {
+    /// For the files of a run: a server may be as slow as `HF_HUB_DOWNLOAD_TIMEOUT` says, and out of order for
+    /// three minutes.
+    pub fn of_files() -> Effort {
+        let variable = std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok();
+        Effort {
+            patience: patience(variable.as_deref()),
+            whole: None,
+            retries: 4,
+            retry_timeout: Duration::from_secs(180),
+        }
+    }
 }
 
 /// How long a server may say nothing: what `HF_HUB_DOWNLOAD_TIMEOUT` says in seconds, as for

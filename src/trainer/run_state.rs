@@ -313,7 +313,7 @@ pub struct CheckpointHistory {
     /// something in their place.
     pub stale: Vec<PathBuf>,
     /// Called with each checkpoint when it is whole, before any other is removed.
-    pub listener: Option<SavedListener>,
+    pub listeners: Vec<SavedListener>,
 }
 
 impl CheckpointHistory {

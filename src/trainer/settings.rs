@@ -207,6 +207,8 @@ pub enum Resume {
     No,
     /// The newest complete `checkpoint-N` of the output directory.
     Latest,
+    /// The same if there is one; else start anew.
+    IfAny,
     /// The checkpoint in this directory.
     From(PathBuf),
 }

@@ -102,6 +102,11 @@ impl TestStore {
             .collect()
     }
 
+    pub fn remove(&self, path: &str) {
+        let removed = self.shared.state.lock().unwrap().objects.remove(path);
+        removed.unwrap_or_else(|| panic!("no {path}"));
+    }
+
     /// An object.
     pub fn bytes(&self, path: &str) -> Vec<u8> {
         self.shared.state.lock().unwrap().objects[path].clone()
@@ -195,7 +200,15 @@ fn sum(bytes: &[u8]) -> u64 {
 /// Writes, removes or lists objects.
 fn change(stream: &mut TcpStream, state: &mut State, request: Request) -> std::io::Result<()> {
     let (mut status, mut body) = ("200 OK", String::new());
+    let fault = state.faults.get_mut(&request.path);
     match request.method.as_str() {
+        "PUT"
+            if let Some(Fault::Status(refused, times)) = fault
+                && *times > 0 =>
+        {
+            *times -= 1;
+            status = *refused;
+        }
         "PUT" if request.creates && state.objects.contains_key(&request.path) => {
             status = "412 Precondition Failed";
         }
@@ -203,11 +216,13 @@ fn change(stream: &mut TcpStream, state: &mut State, request: Request) -> std::i
         "POST" => {
             let text = String::from_utf8_lossy(&request.body).into_owned();
             let bucket = request.path.trim_end_matches('/');
+            let mut removed = String::new();
             for key in text.split("<Key>").skip(1) {
                 let key = key.split("</Key>").next().unwrap_or_default();
                 state.objects.remove(&format!("{bucket}/{key}"));
+                removed += &format!("<Deleted><Key>{key}</Key></Deleted>");
             }
-            body = "<DeleteResult></DeleteResult>".into();
+            body = format!("<DeleteResult>{removed}</DeleteResult>");
         }
         "PUT" => drop(state.objects.insert(request.path, request.body)),
         "DELETE" => {

@@ -36,9 +36,9 @@ Run {
     /// Read device metrics from this file, which `neuron-monitor > FILE` writes; default: start
     /// neuron-monitor if it is installed and read the driver's files, else nvidia-smi
     neuron_monitor: Option<PathBuf>, TOP;
-    /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
-    /// default: output/quickstart
-    output_dir: Option<WrittenPath>, TRAIN_EVAL | MERGE | QUICKSTART | SWEEP;
+    /// Directory for the model, checkpoints, logs and results; required by train, which also takes a
+    /// folder of a bucket (s3://, gs://, az://); quickstart's default: output/quickstart
+    output_dir: Option<RunDir>, TRAIN_EVAL | MERGE | QUICKSTART | SWEEP;
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | MERGE | QUICKSTART;

@@ -262,7 +262,8 @@ Checkpoints {
     metric_for_best_model: Option<String>, TRAIN;
     /// Whether a larger metric is better; default: true except for loss and perplexity
     greater_is_better: Option<bool>, TRAIN;
-    /// Resume from this checkpoint or, without a path, from the newest in output_dir
+    /// Resume from this checkpoint or, without a path, from the newest in output_dir; auto: from the newest
+    /// if there is one, so that a job that starts again has one command
     resume_from_checkpoint: Resume = "false", TRAIN, processes differ;
     /// With resume_from_checkpoint: begin the checkpoint's epoch again, instead of at its place in
     /// it; the training data may be other than the checkpoint's

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use xtrain_cache::KEY_VARIABLE;
 use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use xtrain_checkpoint::lock::RUN_LOCK;
-use xtrain_checkpoint::weights::{WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
+use xtrain_checkpoint::weights::{ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 use xtrain_data::remote;
 use xtrain_data::tokenizer::TOKENIZER_FILES;
 use xtrain_distributed::RankInfo;
@@ -209,7 +209,8 @@ pub fn loss_bounds_need_a_comparison(flags: &Flags) -> Verdict {
 pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
     let (path, problem, fix) = match &*flags.resume_from_checkpoint {
         _ if !flags.trains() => return Ok(()),
-        Resume::No => return Ok(()),
+        Resume::No | Resume::IfAny => return Ok(()),
+        Resume::Latest if flags.bucket.as_ref().is_some_and(|own| !own.is_here) => return Ok(()),
         Resume::Latest => {
             let output = flags.output_dir.as_deref().unwrap_or(Path::new(""));
             if newest_checkpoint(output, |_| true).is_some() {
@@ -251,6 +252,15 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
     match &*flags.resume_from_checkpoint {
         _ if !flags.trains() => Ok(()),
         Resume::Latest => Ok(()),
+        // What a run that saved no checkpoint left is no loss; a model is.
+        Resume::IfAny => match [WEIGHTS_FILE, WEIGHTS_INDEX_FILE, ADAPTER_WEIGHTS_FILE]
+            .iter()
+            .any(|name| output.join(name).exists())
+            && newest_checkpoint(output, |_| true).is_none()
+        {
+            true => empty_output(output, ANOTHER),
+            false => Ok(()),
+        },
         // Another rule says what is wrong with it.
         Resume::From(path) if !path.join("training_state.json").is_file() => Ok(()),
         Resume::From(path) => {

@@ -72,6 +72,9 @@ fn what_is_legal_passes() {
         "CLM --optim sgd --optim_args momentum=0.9,nesterov=yes",
         "CLM --optim sgd --optim_args momentum=0.9,nesterov=1",
         "CLM --output_dir @/old --resume_from_checkpoint @/old/checkpoint-10",
+        "CLM --output_dir @/old --resume_from_checkpoint auto",
+        "CLM --output_dir @/old_without --resume_from_checkpoint auto",
+        "CLM --output_dir @/new --resume_from_checkpoint auto",
         "bench --model_type bert",
         "quickstart",
     ] {

@@ -127,7 +127,7 @@ fn runs(report: &Report) -> Section {
     section.notes.push(
         "tokens/s and MFU: by the time in training steps, without compiling. samples/s and steps/s: as the Trainer counts them, by the \
          time of the whole loop. MFU: the model's FLOPs as a share of the measured matmul peak. billable s: whole processes times instances; \
-         of a log without them, train_runtime."
+         of a log, what SageMaker's SDK prints, else train_runtime."
             .into(),
     );
     section.without_empty_columns()

@@ -1,5 +1,5 @@
 //! What the Trainer prints, found in a log: Python dictionaries of numbers, and the progress bar's
-//! `50/500 [00:12<01:48, 4.1it/s]`.
+//! `50/500 [00:12<01:48, 4.1it/s]`. And what SageMaker's Python SDK adds at the end of a job.
 
 /// The records of a line, each as key and value. Numbers may be written as strings, as newer
 /// Trainers do; what is no number is left out.
@@ -92,6 +92,14 @@ fn number(text: &str) -> Option<f64> {
         "-inf" | "-Infinity" => Some(f64::NEG_INFINITY),
         _ => text.parse().ok().filter(|value: &f64| value.is_finite()),
     }
+}
+
+/// The time that SageMaker charges for a job, times its instances, if a line says it:
+/// `Billable seconds: 262`.
+pub fn billable_seconds(line: &str) -> Option<f64> {
+    let (_, after) = line.split_once("Billable seconds:")?;
+    let seconds = number(after.split_whitespace().next()?)?;
+    (seconds.is_finite() && seconds > 0.0).then_some(seconds)
 }
 
 /// What a progress bar shows.
@@ -207,6 +215,21 @@ mod tests {
             );
         }
         assert!(is_cut_off("{'loss': 3.1, 'grad") && !is_cut_off("{'loss': 3.1}"));
+    }
+
+    #[test]
+    fn bills_are_read() {
+        for (line, seconds) in [
+            ("Billable seconds: 262", Some(262.0)),
+            ("[1,mpirank:0] Billable seconds: 1109\t", Some(1109.0)),
+            ("Training seconds: 874", None),
+            ("Billable seconds:", None),
+            ("Billable seconds: none", None),
+            ("Billable seconds: 0", None),
+            ("Billable seconds: inf", None),
+        ] {
+            assert_eq!(billable_seconds(line), seconds, "{line}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Runs of transformers: the `log_history` of `trainer_state.json`, and logs with the dictionaries
 //! that the Trainer prints.
 
-use super::dictionary::{Bar, bar, is_cut_off, records};
+use super::dictionary::{Bar, bar, billable_seconds, is_cut_off, records};
 use super::{MOST_SERIES, Place, Run, Source};
 use crate::json;
 use serde_json::{Map, Value};
@@ -76,6 +76,9 @@ pub fn plain(path: &Path, text: &str) -> Run {
     for line in text.split(['\n', '\r']) {
         if let Some(seen) = bar(line) {
             reader.take_bar(seen);
+        }
+        if let Some(seconds) = billable_seconds(line) {
+            reader.run.billable_seconds = Some(seconds);
         }
         reader.waiting.extend(records(line));
         if reader.training.is_none() {
@@ -221,6 +224,7 @@ fn last_of(run: &Run, of: impl Fn(&Place) -> f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::numbers::Numbers;
     use super::*;
 
     /// As the Trainer of transformers 5 leaves it: the bar lags behind, and is drawn again below
@@ -245,6 +249,17 @@ mod tests {
         assert_eq!(run.points("eval_loss")[0].place.step, 10.0);
         assert_eq!(run.summary["train_samples_per_second"], 12.8);
         assert_eq!(run.problems.len(), 1, "{:?}", run.problems);
+    }
+
+    /// The lines with which SageMaker's Python SDK ends the log of a job on two Spot instances.
+    #[test]
+    fn the_bill_of_a_job_is_read() {
+        let job = format!(
+            "{LOG}\n2026-10-01 12:47:55 Completed - Training job completed\n\
+             Training seconds: 874\nBillable seconds: 262\nManaged Spot Training savings: 70.0%\n"
+        );
+        let billed = |text: &str| Numbers::of(&plain(Path::new("x"), text)).billable_seconds;
+        assert_eq!((billed(&job), billed(LOG)), (Some(262.0), Some(12.5)));
     }
 
     #[test]

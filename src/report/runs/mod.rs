@@ -183,6 +183,8 @@ pub struct Run {
     pub series: BTreeMap<String, Vec<Point>>,
     /// The values of the record that ends a run, and of results files.
     pub summary: BTreeMap<String, f64>,
+    /// What SageMaker charges for the job, times its instances, where a log says it.
+    pub billable_seconds: Option<f64>,
     /// In the order of their starts.
     pub processes: Vec<Process>,
     pub graphs: Vec<GraphUse>,
@@ -213,6 +215,7 @@ impl Run {
             source,
             series: BTreeMap::new(),
             summary: BTreeMap::new(),
+            billable_seconds: None,
             processes: Vec::new(),
             graphs: Vec::new(),
             settings: BTreeMap::new(),

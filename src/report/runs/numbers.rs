@@ -56,7 +56,7 @@ pub struct Numbers {
     /// From the start of the first process (or its launcher) to the end of the last, without the
     /// time between runs that somebody resumed by hand.
     pub wall_seconds: Option<f64>,
-    /// Every process's whole time by the number of instances.
+    /// What SageMaker charged, or every process's whole time by the number of instances.
     pub billable_seconds: Option<f64>,
     /// Add up to `wall_seconds`; empty where no process wrote an account.
     pub parts: Vec<PartTime>,
@@ -108,7 +108,7 @@ impl Numbers {
                 .filter(|(_, peak)| *peak > 0.0)
                 .map(|(rate, peak)| rate / (peak * 1e12)),
             wall_seconds: wall.or(runtime),
-            billable_seconds: billable.or(runtime),
+            billable_seconds: run.billable_seconds.or(billable).or(runtime),
             parts,
             metrics: metrics(run),
             graphs: compiled(run),

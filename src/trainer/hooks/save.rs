@@ -458,7 +458,7 @@ impl SaveHook<'_> {
         if let Some(group) = ProcessGroup::joined() {
             group.saved(step);
         }
-        if let Some(listener) = &mut run.checkpoints.listener {
+        for listener in &mut run.checkpoints.listeners {
             listener(&path);
         }
         run.checkpoints.newest = Some(path);
