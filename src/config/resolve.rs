@@ -253,8 +253,10 @@ fn device(flags: &Flags) -> DevicePlan {
         set("xla_gpu_enable_host_memory_offloading", true);
     }
     if *flags.full_determinism && *flags.device == Device::Cuda {
-        // Sums by atomics and cuDNN's backward attention have no fixed order otherwise.
+        // Sums by atomics and cuDNN's backward attention have no fixed order otherwise. Matmuls are
+        // cuBLAS's then: XLA's tuner takes no Triton kernel, and fails where it can measure no other.
         set("xla_gpu_exclude_nondeterministic_ops", true);
+        set("xla_gpu_enable_triton_gemm", false);
     }
     let settings = DeviceSettings {
         plugin: flags.plugin.clone(),

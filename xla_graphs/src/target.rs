@@ -237,8 +237,9 @@ impl Target {
         matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
     }
 
-    /// Whether a library adds a bias in a matmul's own kernel, if it is of the matmul's type.
-    pub(crate) fn has_bias_epilogues(self) -> bool {
+    /// Whether computing a function of elements twice takes no longer than reading its results. A card's kernels of
+    /// elements wait for memory.
+    pub(crate) fn recomputes_elements(self) -> bool {
         matches!(self, Target::Cuda { .. })
     }
 

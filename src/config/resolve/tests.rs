@@ -392,7 +392,7 @@ fn flags_set_options_of_a_cards_compiler() {
         ("--device cuda", on(&[])),
         (
             "--device cuda --full_determinism",
-            on(&[(determinism, true)]),
+            on(&[(determinism, true), ("xla_gpu_enable_triton_gemm", false)]),
         ),
         ("--full_determinism", on(&[])),
         ("--device neuron --full_determinism", on(&[])),

@@ -1,5 +1,8 @@
 //! Gaussian error linear units (Hendrycks and Gimpel 2016) in the exact and the tanh form.
 //!
+//! XLA keeps a function that both passes compute in memory between them, in f32. On cards, where computing it
+//! again costs no time, the gradient computes it in another form ([`Target::recomputes_elements`]).
+//!
 //! On the CPU both passes are calls (`native/cpp/kernels/gelu.h`): XLA computes what is costly once for
 //! both and keeps it in memory between them.
 
@@ -35,12 +38,30 @@ fn cdf(x: &Tensor, target: Target) -> Result<Tensor> {
     erf.add_scalar(1.0)?.mul_scalar(0.5)
 }
 
-/// tanh of the approximation's inner polynomial.
-fn inner_tanh(x: &Tensor) -> Result<Tensor> {
+/// `cdf` in a form of which XLA does not see that it is the same: 1 - erf(-x), of the other half.
+fn cdf_again(x: &Tensor) -> Result<Tensor> {
+    let erf = x.mul_scalar(-FRAC_1_SQRT_2)?.erf()?;
+    erf.neg()?.add_scalar(1.0)?.mul_scalar(0.5)
+}
+
+/// The approximation's inner polynomial times `scale`.
+fn inner(x: &Tensor, scale: f64) -> Result<Tensor> {
     let cube = x.mul(x)?.mul(x)?;
     x.add(&cube.mul_scalar(CUBIC)?)?
-        .mul_scalar(SQRT_2_OVER_PI)?
-        .tanh()
+        .mul_scalar(scale * SQRT_2_OVER_PI)
+}
+
+/// tanh of the approximation's inner polynomial.
+fn inner_tanh(x: &Tensor) -> Result<Tensor> {
+    inner(x, 1.0)?.tanh()
+}
+
+/// The derivative of the inner polynomial.
+fn inner_slope(x: &Tensor) -> Result<Tensor> {
+    x.mul(x)?
+        .mul_scalar(3.0 * CUBIC)?
+        .add_scalar(1.0)?
+        .mul_scalar(SQRT_2_OVER_PI)
 }
 
 /// Records the call over `operands`, from which it reads bf16 where that is what they were converted
@@ -114,16 +135,24 @@ pub(crate) fn expand_grad(
                 .mul_scalar(-0.5)?
                 .exp()?
                 .mul_scalar(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2)?;
-            cdf(x, target)?.add(&x.mul(&density)?)?
+            let cdf = if target.recomputes_elements() {
+                cdf_again(x)?
+            } else {
+                cdf(x, target)?
+            };
+            cdf.add(&x.mul(&density)?)?
+        }
+        // (1 + t) / 2 is s = logistic(2 u): s + 2 x * s (1 - s) * u'(x)
+        Gelu::Tanh if target.recomputes_elements() => {
+            let s = inner(x, 2.0)?.logistic()?;
+            let falling = s.mul(&s.neg()?.add_scalar(1.0)?)?;
+            let rest = x.mul(&falling)?.mul(&inner_slope(x)?)?;
+            s.add(&rest.mul_scalar(2.0)?)?
         }
         // (1 + t) / 2 + x * (1 - t^2) / 2 * u'(x)
         Gelu::Tanh => {
             let t = inner_tanh(x)?;
-            let du = x
-                .mul(x)?
-                .mul_scalar(3.0 * CUBIC)?
-                .add_scalar(1.0)?
-                .mul_scalar(SQRT_2_OVER_PI)?;
+            let du = inner_slope(x)?;
             let falling = t.mul(&t)?.neg()?.add_scalar(1.0)?;
             t.add_scalar(1.0)?
                 .add(&x.mul(&falling)?.mul(&du)?)?

@@ -9,7 +9,6 @@
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
 //! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
-//! | | `epilogues` | a bias is added in f32 and the sum rounded | it is added in the matmul's type, on cards |
 //! | | `joined_gradients` | gradients of queries, keys and values are padded and added up | an attention of the CPU plugin's writes them as one array |
 //! | | `gemv` | primitives | products of a few rows with a weight are calls of the CPU plugin's |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
@@ -28,7 +27,6 @@ mod bias_sums;
 mod cpu_kernels;
 mod decompose;
 mod dot_layout;
-mod epilogues;
 mod gemv;
 mod joined_gradients;
 mod logit_blocks;
@@ -86,7 +84,6 @@ pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
     let graph = logit_blocks::rewrite(&graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
-    let graph = epilogues::rewrite(&graph, target)?;
     let graph = joined_gradients::rewrite(&graph)?;
     let graph = gemv::rewrite(&graph, target)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
