@@ -172,3 +172,52 @@ impl Tensor {
         self.apply(Op::Composite(Composite::Gelu(kind)), &[])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Unary;
+    use crate::shape::Shape;
+    use crate::target::CudaTarget;
+    use crate::{Graph, InputRole, Phase, Trace, backward, passes};
+
+    fn lowered(kind: Gelu, target: Target) -> Graph {
+        let trace = Trace::new();
+        let input = |name| trace.input(name, Shape::new(DType::F32, [8, 16]), InputRole::State);
+        let (x, w) = (input("x"), input("w"));
+        let loss = x.gelu(kind).unwrap().mul(&w).unwrap().sum_all().unwrap();
+        trace.output("loss", &loss);
+        let dx = backward(&loss, &[x]).unwrap().remove(0);
+        trace.output("dx", &dx);
+        passes::lower(&trace.finish("test").unwrap(), target).unwrap()
+    }
+
+    /// Whether the backward pass reads what the forward pass makes of a costly function of elements, so that
+    /// it is kept between them.
+    fn keeps_function(graph: &Graph) -> bool {
+        let mut is_costly: Vec<bool> = Vec::new();
+        let mut is_kept = false;
+        for node in &graph.nodes {
+            let functions = [Unary::Tanh, Unary::Erf, Unary::Logistic];
+            let mut functions = functions.into_iter();
+            let is_function = functions.any(|function| node.op == Op::Unary(function));
+            let reads = node.operands.iter().any(|&id| is_costly[id as usize]);
+            let is_forward = node.provenance.phase == Phase::Forward;
+            is_kept |= reads && !is_forward;
+            is_costly.push(is_forward && (is_function || reads));
+        }
+        is_kept
+    }
+
+    #[test]
+    fn cards_keep_no_function_of_elements_for_the_backward_pass() {
+        let card = Target::Cuda(CudaTarget {
+            capability: 90,
+            ..CudaTarget::default()
+        });
+        for kind in [Gelu::Erf, Gelu::Tanh] {
+            assert!(!keeps_function(&lowered(kind, card)), "{kind:?}");
+            assert!(keeps_function(&lowered(kind, Target::CPU)), "{kind:?}");
+        }
+    }
+}
