@@ -1,4 +1,5 @@
-# What bin/gpu-session runs on a card and bin/gpu-pack prepares at home: sourced by both, so that they cannot differ.
+# What bin/gpu-session runs on a card, bin/neuron-session on a chip, and bin/gpu-pack prepares at home: sourced by all, so that
+# they cannot differ.
 # shellcheck shell=bash disable=SC2034
 
 die() {
@@ -85,7 +86,7 @@ set_text() {
 
 # A small GPT-2, or $model_type, on text. The first word is xtrain's command.
 on_text() {
-  "$xtrain" "$1" clm --model_type "${model_type:-gpt2}" --block_size 128 --per_device_train_batch_size 8 --tokenizer_name "$tokenizer" \
+  "$xtrain" "$1" clm --model_type "${model_type:-gpt2}" --block_size 128 --per_device_train_batch_size "${each:-8}" --tokenizer_name "$tokenizer" \
     --train_file "$train" --do_train --disable_tqdm "${@:2}"
 }
 curve() { # command, further flags
@@ -109,7 +110,7 @@ masks() { # command, further flags
     --learning_rate 0 --max_steps 6 --logging_steps 1 --save_strategy no --attention_dropout_kernel cudnn "${@:2}"
 }
 bench() { # rows, further flags
-  "$xtrain" bench --device cuda --model_type gpt2 --config_overrides "$bench_overrides" --batch "$1" --seq "$tokens" --steps "$timed" \
+  "$xtrain" bench --device "${device:-cuda}" --model_type gpt2 --config_overrides "$bench_overrides" --batch "$1" --seq "$tokens" --steps "$timed" \
     --warmup "$warmup" --json "${@:2}"
 }
 # A bench's graphs, for a card that is not there: they are those of a training run with its settings.

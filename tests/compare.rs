@@ -1,5 +1,6 @@
 //! Plans held against a device's memory: one mesh, and all meshes of N devices.
 
+use crate::target::cuda_plugin;
 use crate::tasks::Bench;
 use serde_json::Value;
 
@@ -172,6 +173,35 @@ fn comparisons_say_what_they_leave_out() {
         "{}",
         run.stdout
     );
+}
+
+/// For a card that is only described, those that fit are compiled and judged by their kernels.
+#[test]
+fn meshes_of_described_cards_are_judged_by_their_kernels() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let bench = Bench::new();
+    let line = format!(
+        "{STEEP} --device cuda --target h100 --bf16 --plugin {} --json --compare_meshes 2 --memory 10GB --pipeline_parallel 1",
+        plugin.display()
+    );
+    let run = bench.run(&line);
+    run.succeeded();
+    let found: Value = serde_json::from_str(&run.stdout).unwrap();
+    let compiled = found["compiled"].as_array().unwrap();
+    assert_eq!(compiled.len(), 3, "{found:#}");
+    let speed = |one: &Value| one["examples_per_second"].as_f64().unwrap();
+    let best = compiled.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
+    assert_eq!(found["chosen"], best.unwrap()["flags"], "{found:#}");
+    for one in compiled {
+        let mut meshes = found["meshes"].as_array().unwrap().iter();
+        let mesh = meshes.find(|mesh| mesh["flags"] == one["flags"]).unwrap();
+        let examples = number(mesh, "examples_per_step");
+        let seconds = one["honest_ms"].as_f64().unwrap() / 1e3;
+        assert!(
+            (speed(one) * seconds / examples - 1.0).abs() < 1e-9,
+            "{one}"
+        );
+    }
 }
 
 #[test]

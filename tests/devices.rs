@@ -5,7 +5,7 @@
 use crate::neuron::stand_in;
 use crate::support::{Command, Run, data_dir, data_text, json_lines, xtrain};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -228,6 +228,10 @@ fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
             .collect();
         assert!(places.is_sorted(), "{}", run.stdout);
         assert!(run.stdout.contains("1 + 4 + 9 + 16 = 30"), "{}", run.stdout);
+        let numbers = ["ok    random words", "ok    one-hot products"];
+        let compared = numbers.iter().all(|line| run.stdout.contains(line));
+        assert_eq!(compared, device == "neuron", "{}", run.stdout);
+        assert!(!run.stdout.contains("INFLIGHT"), "{}", run.stdout);
         let run = xtrain()
             .args(["doctor", "--device", device])
             .env(variable, "/nowhere.so")
@@ -239,6 +243,30 @@ fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
             run.stdout
         );
     }
+}
+
+/// The script of a first session goes through with the stand-in, and packs what it found.
+#[test]
+#[ignore = "slow: trains and compiles a dozen times"]
+fn the_first_session_on_neuron_is_rehearsed() {
+    let bench = Bench::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("bin/neuron-session");
+    let out = bench.dir.path().join("session");
+    let run = std::process::Command::new(script)
+        .arg(&out)
+        .arg("--quick")
+        .arg("--plugin")
+        .arg(&bench.plugin)
+        .env("XTRAIN", env!("CARGO_BIN_EXE_xtrain"))
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success() && printed.contains("all steps went well"),
+        "{printed}"
+    );
+    assert!(!printed.contains("FAIL"), "{printed}");
+    assert!(bench.dir.path().join("session.tar.gz").is_file());
 }
 
 /// `auto` is what the other degrees leave of the devices that the environment shows, where a device

@@ -74,16 +74,9 @@ fn a_stored_graph_of_the_cpu_has_a_report() {
         .run();
     run.succeeded();
     let report = &parsed(&run)["graphs"][0];
-    // Four matmuls of each of two layers and the logits, forward, and two for each backward.
     let flops = report["total"]["matmul_flops"].as_f64().unwrap();
-    let tokens = 4.0 * 32.0;
-    let weights = 2.0 * 12.0 * 32.0 * 32.0 + 32.0 * vocabulary(&place.path("byte_bpe"));
-    let attention = 2.0 * 2.0 * tokens * 32.0 * 32.0;
-    let least = 6.0 * tokens * weights;
-    assert!(
-        flops >= least && flops < least + 6.0 * attention,
-        "{flops} of {least}: {report}"
-    );
+    let words = vocabulary(&place.path("byte_bpe"));
+    assert_eq!(flops, flops_of_small(words), "{report}");
     assert!(
         report["bounds"].is_null() && report["total"]["ms"].is_null(),
         "{report}"
@@ -105,8 +98,11 @@ fn a_stored_graph_of_the_cpu_has_a_report() {
         .iter()
         .map(|phase| phase["temporary_bytes"].as_f64().unwrap());
     let temporaries = report["memory"]["temporary_bytes"].as_f64().unwrap();
-    let share = highest.fold(0.0, f64::max) / temporaries;
-    assert!((0.8..1.2).contains(&share), "{share}: {report}");
+    // By liveness, before what the compiler lays out with gaps.
+    let highest = highest.fold(0.0, f64::max);
+    assert!(highest <= temporaries, "{highest} of {temporaries}: {report}");
+    let gaps = 1.0 - highest / temporaries;
+    assert!(gaps < 0.01, "{gaps}: {report}");
     let page = std::fs::read_to_string(place.path("page.html")).unwrap();
     assert!(
         page.contains("<h2>bytes moved by layer</h2>") && page.contains("transformer.h.1"),
@@ -127,6 +123,14 @@ fn a_stored_graph_of_the_cpu_has_a_report() {
             text.stdout
         );
     }
+}
+
+/// FLOPs of a step of [`SMALL`]: four matmuls of each of two layers and the logits of `words`, forward, and two
+/// for each backward; of causal attention two and five, of half of the scores.
+fn flops_of_small(words: f64) -> f64 {
+    let (tokens, width, keys, layers) = (4.0 * 32.0, 32.0, 32.0, 2.0);
+    let weights = layers * 12.0 * width * width + width * words;
+    6.0 * tokens * weights + layers * (2.0 + 5.0) * 2.0 * tokens * width * keys / 2.0
 }
 
 fn vocabulary(tokenizer: &Path) -> f64 {
@@ -158,13 +162,17 @@ fn a_described_card_has_a_report() {
     assert_eq!(report["inputs"]["donated_not_aliased"], json!([]));
     let text = place.for_card(&plugin, &line).stdout;
     let flops = report["total"]["matmul_flops"].as_f64().unwrap();
-    // The table above it has them of xtrain's own graph, without what XLA pads.
-    let products = text.lines().find(|line| line.contains("in 16 bits"));
-    let products = products.unwrap().split("products").nth(1).unwrap().trim();
-    let (number, rest) = products.split_once(' ').unwrap();
-    assert!(rest.starts_with("MFLOP"), "{text}");
-    let counted = number.parse::<f64>().unwrap() * 1e6;
-    assert!((flops / counted - 1.0).abs() < 0.01, "{flops}: {text}");
+    // XLA pads the words to whole tiles. The table above the report has the FLOPs of xtrain's own graph,
+    // without them.
+    let words = vocabulary(&place.path("byte_bpe"));
+    let padded = (words / 16.0).ceil() * 16.0;
+    assert_eq!(flops, flops_of_small(padded), "{report}");
+    let counted = format!("{:.1} MFLOP in 16 bits", flops_of_small(words) / 1e6);
+    assert!(text.contains(&counted), "{counted}: {text}");
+    // No matmul reads weights in f32: each is converted once.
+    let findings = report["to_look_at"].as_array().unwrap();
+    let converts = |found: &Value| found["what"] == "matmuls that convert an operand";
+    assert!(!findings.iter().any(converts), "{report}");
     let shown = text.split("train for h200 ").nth(1).unwrap();
     let id = shown.split_whitespace().next().unwrap();
     let stored = place

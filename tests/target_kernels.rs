@@ -2,6 +2,7 @@
 //! TF32, epilogues, command buffers, what waits in the host's memory.
 
 use crate::target::{Bench, DROPPING, SIZES, cuda_plugin, value};
+use serde_json::Value;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::runtime::Library;
@@ -47,22 +48,51 @@ fn attention_is_cudnns_in_16_bits_without_dropout() {
     assert_eq!(value(train, "attention"), "4 cuDNN calls");
 }
 
+/// The report on the training step's kernels.
+fn kernels_of(bench: &Bench, words: &str) -> Value {
+    let run = bench.run(&format!(
+        "compile clm --device cuda --target h200 --kernels --json {words}"
+    ));
+    run.succeeded();
+    let printed: Value = serde_json::from_str(run.stdout.lines().last().unwrap()).unwrap();
+    let mut graphs = printed["graphs"].as_array().unwrap().iter();
+    let train = graphs.find(|graph| graph["graph"].as_str().unwrap().starts_with("train "));
+    train.unwrap().clone()
+}
+
+/// Two query heads share one of keys and values, which the calls read and give gradients of without copies.
+#[test]
+fn grouped_queries_move_no_copies_of_their_keys() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let bench = Bench::new(plugin).in_windows();
+    let report = kernels_of(&bench, "--bf16 --per_device_train_batch_size 4");
+    // [4, 128, 2, 64] of queries, outputs and their gradients, [4, 128, 1, 64] of keys and values, f32
+    // statistics of each query.
+    let (q, kv, statistics) = (4 * 128 * 2 * 64 * 2, 4 * 128 * 64 * 2, 4 * 2 * 128 * 4);
+    let forward = 2 * q + 2 * kv + statistics;
+    let backward = 4 * q + 4 * kv + statistics;
+    let attention = &report["classes"]["attention"];
+    assert_eq!(attention["kernels"], 4, "{report}");
+    let moved = attention["bytes"].as_f64().unwrap();
+    assert_eq!(moved, f64::from(2 * (forward + backward)), "{report}");
+}
+
 /// A drop-out of attention weights is cuDNN's own only on request.
 #[test]
 fn attention_dropout_is_cudnns_on_request() {
     let Some(plugin) = cuda_plugin() else { return };
     let bench = Bench::new(plugin).with_sizes(DROPPING);
-    let calls = |words: &str| {
+    let calls = |words: &str, row: &str| {
         let run = bench.run(&format!(
             "compile clm --device cuda --target h200 --per_device_train_batch_size 4 --bf16 {words}"
         ));
         run.succeeded();
-        value(
-            run.stdout.split("train for h200").nth(1).unwrap(),
-            "attention",
-        )
-        .to_string()
+        value(run.stdout.split("train for h200").nth(1).unwrap(), row).to_string()
     };
+    // Scores of two layers, [4, 2, 128, 128] in f32.
+    let price = |words: &str| calls(words, "written out for dropout");
+    assert_eq!(price(""), "2, with 1.0 MiB of scores in float32");
+    let calls = |words: &str| calls(words, "attention");
     assert_eq!(calls(""), "0 cuDNN calls");
     assert_eq!(calls("--attention_dropout_kernel cudnn"), "4 cuDNN calls");
 }

@@ -5,6 +5,7 @@ mod accelerator;
 mod check;
 mod cuda;
 mod neuron;
+mod numbers;
 
 use super::{Error, Outcome};
 use serde_json::json;

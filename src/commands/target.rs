@@ -10,7 +10,7 @@ use xtrain_engine::fit::Breakdown;
 use xtrain_engine::kernels::{Compiled, report};
 use xtrain_engine::target::AotTarget;
 use xtrain_engine::{Run, failed};
-use xtrain_graphs::Graph;
+use xtrain_graphs::{Graph, UnfusedDropout};
 use xtrain_report::table::Table;
 use xtrain_report::units::{bytes, flop};
 use xtrain_report::{errln, out};
@@ -71,6 +71,11 @@ pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
         let mut table = heading(&checked, target.gpu);
         memory_rows(&mut table, graph, &split, found.peak, usable, target.gpu);
         kernel_rows(&mut table, &facts);
+        if let Some(unfused) = UnfusedDropout::of(graph, target.graphs.target()) {
+            let scores = bytes(unfused.score_bytes);
+            let row = format!("{}, with {scores} of scores in float32", unfused.attentions);
+            table.pair("  written out for dropout", row);
+        }
         launch_row(&mut table, checked.launches);
         let tf32 = run.plan.device.settings.tf32;
         let work = Work {

@@ -284,6 +284,7 @@ choices! {
     NeuronChip {
         Trn1 = "trn1",
         Trn2 = "trn2",
+        Trn3 = "trn3",
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::adapter;
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, Device, RunReport, SaveDtype,
     SaveStrategy, Strategy, Target, TorchDtype,
 };
 use super::command::sets::EVAL;
@@ -241,12 +241,22 @@ fn quickstart_plan(flags: &Flags) -> QuickstartPlan {
 
 fn device(flags: &Flags) -> DevicePlan {
     let mut xla_options = flags.xla_options.clone().unwrap_or_default();
+    let mut set = |name: &str, value| {
+        let option = xla_options.entry(name.into());
+        option.or_insert(OverrideValue::Bool(value));
+    };
     if *flags.activation_offloading {
         // While a copy from the host is under way it would run whatever else it finds, and keep
         // what that needs: on a card with room to spare more is held then than is put away.
-        xla_options
-            .entry("xla_gpu_enable_latency_hiding_scheduler".into())
-            .or_insert(OverrideValue::Bool(false));
+        set("xla_gpu_enable_latency_hiding_scheduler", false);
+        // Where a step would not fit, XLA moves more of it there instead of computing it again.
+        set("xla_gpu_enable_host_memory_offloading", true);
+    }
+    if *flags.full_determinism && *flags.device == Device::Cuda {
+        // Sums by atomics and cuDNN's backward attention have no fixed order otherwise. Matmuls are
+        // cuBLAS's then: XLA's tuner takes no Triton kernel, and fails where it can measure no other.
+        set("xla_gpu_exclude_nondeterministic_ops", true);
+        set("xla_gpu_enable_triton_gemm", false);
     }
     let settings = DeviceSettings {
         plugin: flags.plugin.clone(),

@@ -140,7 +140,8 @@ fn in_stage<'g>(mesh: Mesh, graphs: impl Iterator<Item = &'g Graph>) -> Vec<Exch
     all
 }
 
-fn is_step(name: &str) -> bool {
+/// Whether a graph of this name is one of an optimizer step's.
+pub fn is_step(name: &str) -> bool {
     ["accumulate", "update", "train"].contains(&name.split('.').next().unwrap_or_default())
 }
 

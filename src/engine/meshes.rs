@@ -4,13 +4,15 @@
 //! A compiler takes half a minute for a large model, and there are dozens of meshes. So they are
 //! compared by estimates: the graphs of a step are recorded for each mesh, and memory and exchanges
 //! counted on these. The best mesh that fits is then compiled; where the compiler needs more than
-//! was estimated and it does not fit, the next one.
+//! was estimated and it does not fit, the next one. For a card that is only described, the best ones
+//! are compiled, and of those that fit that is chosen whose kernels need the least time for an example.
 
 mod candidate;
 
 use super::error::Error;
 use super::execution::Execution;
 use super::run::{Run, execution};
+use super::target::AotTarget;
 pub use candidate::Candidate;
 use xtrain_config::{MeshComparison, RunPlan};
 use xtrain_parallel::Mesh;
@@ -41,18 +43,35 @@ pub struct Comparison {
 pub struct Compiled {
     /// Bytes of one device at the step's peak.
     pub peak: u64,
-    /// The graph that was compiled: by the estimate, the one that decides.
+    /// Of the graphs that were compiled, the one with that peak: by the estimate, the one that decides.
     pub graph: String,
+    /// The least time of a step by its kernels, in seconds, with what stages wait; `None` where the
+    /// device's rates are unknown.
+    pub seconds: Option<f64>,
 }
 
 impl Comparison {
-    /// The first that the compiler agrees to.
+    /// The first that the compiler agrees to; where the least times are known, the one with the most examples
+    /// a second.
     pub fn chosen(&self) -> Option<&Candidate> {
-        let found = self
-            .compiled
-            .iter()
-            .find(|(_, compiled)| compiled.peak <= self.memory);
-        found.map(|(index, _)| &self.candidates[*index])
+        let fitting = self.compiled.iter();
+        let mut fitting = fitting.filter(|(_, compiled)| compiled.peak <= self.memory);
+        let first = fitting.next()?;
+        let best = fitting.fold(first, |best, other| {
+            let speed = |one: &(usize, Compiled)| self.speed(one.0, &one.1);
+            let is_faster = match (speed(best), speed(other)) {
+                (Some(best), Some(other)) => other > best,
+                _ => false,
+            };
+            if is_faster { other } else { best }
+        });
+        Some(&self.candidates[best.0])
+    }
+
+    /// Examples a second at most, of one that was compiled.
+    pub fn speed(&self, index: usize, compiled: &Compiled) -> Option<f64> {
+        let seconds = compiled.seconds?;
+        Some(self.candidates[index].examples as f64 / seconds)
     }
 }
 
@@ -68,7 +87,11 @@ pub fn compare(plan: &RunPlan, wanted: MeshComparison) -> Result<Comparison, Err
     let mut single = plan.clone();
     single.train.mesh = Mesh::single();
     single.train.shard_optimizer_state = false;
-    let run = Run::prepare(single)?;
+    let run = match plan.target {
+        Some(_) => Run::for_planning(single)?,
+        None => Run::prepare(single)?,
+    };
+    let mut target = AotTarget::of(&run)?;
     let (mut candidates, mut impossible) = estimate(&execution, &run, wanted)?;
     let fits = |candidates: &[Candidate]| {
         candidates
@@ -91,17 +114,16 @@ pub fn compare(plan: &RunPlan, wanted: MeshComparison) -> Result<Comparison, Err
         compiled: Vec::new(),
     };
     for (index, candidate) in comparison.candidates.iter().enumerate().take(TRIES) {
-        if candidate.footprint.peak > memory
-            || comparison
-                .compiled
-                .iter()
-                .any(|(_, compiled)| compiled.peak <= memory)
-        {
+        let mut compiled = comparison.compiled.iter();
+        let is_found = target.is_none() && compiled.any(|(_, found)| found.peak <= memory);
+        if candidate.footprint.peak > memory || is_found {
             break;
         }
-        comparison
-            .compiled
-            .push((index, candidate.compile(&execution, &run)?));
+        let compiled = match &mut target {
+            Some(target) => candidate.compile_for(&execution, &run, target),
+            None => candidate.compile(&execution, &run),
+        };
+        comparison.compiled.push((index, compiled?));
     }
     Ok(comparison)
 }
@@ -218,6 +240,41 @@ mod tests {
                 (90, 1)
             ]
         );
+    }
+
+    /// The second has more examples in a step, and needs more than twice the time for them.
+    #[test]
+    fn of_known_times_the_best_rate_decides() {
+        let compiled = |peak, seconds| Compiled {
+            peak,
+            graph: "train".into(),
+            seconds,
+        };
+        let chosen = |all: [(u64, Option<f64>); 3]| {
+            let candidates = [(1, 8), (2, 4), (3, 4)];
+            let candidates = candidates.map(|(peak, examples)| candidate(peak, examples, 0.0, 0));
+            let all = all.map(|(peak, seconds)| compiled(peak, seconds));
+            let comparison = Comparison {
+                devices: 2,
+                memory: 50,
+                checkpointing: Checkpointing::Off,
+                checkpointing_added: false,
+                candidates: candidates.into(),
+                impossible: Vec::new(),
+                compiled: all.into_iter().enumerate().collect(),
+            };
+            comparison.chosen().map(|one| one.footprint.peak)
+        };
+        assert_eq!(
+            chosen([(40, Some(1.0)), (40, Some(0.4)), (40, Some(0.6))]),
+            Some(2)
+        );
+        assert_eq!(
+            chosen([(40, Some(1.0)), (60, Some(0.4)), (40, Some(0.6))]),
+            Some(1)
+        );
+        assert_eq!(chosen([(60, None), (40, None), (40, None)]), Some(2));
+        assert_eq!(chosen([(60, None), (60, None), (60, None)]), None);
     }
 
     #[test]

@@ -8,9 +8,12 @@ use super::target::AotTarget;
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_cache::CompiledGraph;
-use xtrain_graphs::{Fingerprint, Graph};
+use xtrain_distributed::ProcessGroup;
+use xtrain_graphs::{Fingerprint, Graph, UnfusedDropout};
+use xtrain_report::errln;
 use xtrain_report::kernels::Bounds;
 use xtrain_report::scaling::Exchange;
+use xtrain_report::units::bytes;
 use xtrain_runtime::CompiledMemory;
 use xtrain_trainer::Result as Trained;
 use xtrain_trainer::ahead::{Ahead, Steps};
@@ -46,7 +49,11 @@ impl PlannedGraph {
         })
     }
 
-    fn described(graph: &Graph, target: &mut AotTarget) -> Result<PlannedGraph, Error> {
+    /// For a card that is only described.
+    ///
+    /// # Errors
+    /// If the graph cannot be compiled or read.
+    pub fn described(graph: &Graph, target: &mut AotTarget) -> Result<PlannedGraph, Error> {
         let checked = target.graphs.check(graph);
         let checked = checked.map_err(failed("compiling the graphs"))?;
         let bounds = kernels::bounds(&Compiled {
@@ -71,6 +78,18 @@ impl PlannedGraph {
             },
             bounds,
         })
+    }
+}
+
+/// Prints that attention is written out for its dropout, and what that costs.
+pub(super) fn note_unfused(unfused: Option<UnfusedDropout>) {
+    if let Some(unfused) = unfused.filter(|_| ProcessGroup::this_writes()) {
+        errln!(
+            "note: dropout of attention keeps cuDNN from computing it: {} attentions of a step write {} of scores in float32 and read them \
+             again; --config_overrides with a dropout of 0 (attn_pdrop=0 of GPT-2) or --attention_dropout_kernel cudnn avoids that",
+            unfused.attentions,
+            bytes(unfused.score_bytes)
+        );
     }
 }
 

@@ -5,6 +5,7 @@ use super::device::cpu_kernels;
 use super::error::{Error, Outcome, failed};
 use super::hooks::OwnHooks;
 use super::model::{LoadedModel, load_saved, parameter_count, trained_count};
+use super::precompile::note_unfused;
 use super::resume::{self, Resuming};
 use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
@@ -313,7 +314,8 @@ fn start_ahead(
         shapes,
         metrics: Some(metrics),
     };
-    ahead.start().map_err(failed("recording the graphs"))
+    note_unfused(ahead.start().map_err(failed("recording the graphs"))?);
+    Ok(())
 }
 
 /// Puts the weights and the optimizer's state on the devices: a checkpoint's, or new ones.

@@ -11,7 +11,7 @@ use super::step::{Phase, TrainStep};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_cache::CompiledGraph;
-use xtrain_graphs::{Graph, Shape};
+use xtrain_graphs::{Graph, Shape, UnfusedDropout};
 
 /// The shapes that decide a run's graphs.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,15 +71,19 @@ impl Ahead<'_, '_> {
         Ok(self.session.cache_mut().get_all(&graphs, jobs, ready)?)
     }
 
-    /// Starts making the graphs in the background, while weights and data are read.
+    /// Starts making the graphs in the background, while weights and data are read. Gives what of the first
+    /// training graph its dropout keeps from being fused.
     ///
     /// # Errors
     /// A graph cannot be recorded.
-    pub fn start(&mut self) -> Result<()> {
+    pub fn start(&mut self) -> Result<Option<UnfusedDropout>> {
         let mut graphs = self.graphs()?;
+        let target = self.session.cache().target();
+        let unfused = |graph: &Graph| UnfusedDropout::of(graph, target);
+        let unfused = graphs.iter().find_map(unfused);
         graphs.retain(|graph| self.session.runs(graph));
         self.session.cache_mut().make_ahead(graphs);
-        Ok(())
+        Ok(unfused)
     }
 
     /// Every graph of the run, in the order of use, in the run's precision.

@@ -1,5 +1,5 @@
-//! The cost model of the CPU plugin's calls: from which sizes on a call beats XLA's own loops, and how
-//! large blocks of logits are. How a call divides its work is the plugin's half
+//! The cost model of the CPU plugin's calls: from which sizes on a call beats XLA's own loops, and of all
+//! targets how large blocks of logits are. How a call divides its work is the plugin's half
 //! (`native/cpp/kernels/cost_model.h`).
 //!
 //! A call costs about 5 microseconds beside its work: threads are woken, operands packed in a buffer of
@@ -10,7 +10,7 @@
 
 use crate::dtype::DType;
 use crate::op::KernelMatmul;
-use crate::target::CpuKernels;
+use crate::target::{CpuKernels, CudaTarget, NeuronChip, Target};
 
 /// What the least sizes depend on, of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,16 +87,62 @@ impl CostModel {
     /// whole tiles.
     pub fn logit_block(&self, rows: usize, vocabulary: usize) -> Option<usize> {
         const LEAST_ROWS: usize = 512;
-        const MOST_BLOCKS: usize = 16;
         const TILE_ROWS: usize = 32;
-        let block = LEAST_ROWS
-            .max(self.logit_bytes / DType::F32.size() / vocabulary.max(1))
-            .max(rows.div_ceil(MOST_BLOCKS));
-        (rows > block).then(|| {
-            let even = rows.div_ceil(rows.div_ceil(block));
-            even.next_multiple_of(TILE_ROWS)
-        })
+        let least = LEAST_ROWS.max(self.logit_bytes / DType::F32.size() / vocabulary.max(1));
+        even_block(rows, least, TILE_ROWS)
     }
+}
+
+/// Rows of each of at most 16 blocks of at least `least` rows, as even as whole tiles are; `None` where all
+/// rows are one block.
+fn even_block(rows: usize, least: usize, tile_rows: usize) -> Option<usize> {
+    const MOST_BLOCKS: usize = 16;
+    let block = least.max(rows.div_ceil(MOST_BLOCKS));
+    (rows > block).then(|| {
+        let even = rows.div_ceil(rows.div_ceil(block));
+        even.next_multiple_of(tile_rows)
+    })
+}
+
+/// Rows of a block of logits `[rows, vocabulary]` on a target; `None` where all of them are one.
+pub(crate) fn logit_block(target: Target, rows: usize, vocabulary: usize) -> Option<usize> {
+    match target {
+        Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some() => {
+            CostModel::of(kernels).logit_block(rows, vocabulary)
+        }
+        Target::Cpu(_) => None,
+        Target::Cuda(CudaTarget { capability, .. }) => {
+            // Of an H100's 989 TFLOP/s at 3.35 TB/s, and an A100's 312 at 2.04 (data sheets), 60% of the
+            // peak as in estimates.
+            let flops_per_byte = if capability >= 90 { 177.0 } else { 92.0 };
+            accelerator_block(rows, vocabulary, flops_per_byte, 0.03)
+        }
+        Target::Neuron(chip) => {
+            // Of a core's 95 TFLOP/s at 0.41 TB/s (trn1), 83 at 0.36 (trn2), 84 at 0.61 (trn3). Its 16 to 24
+            // GB are worth more time.
+            let flops_per_byte = match chip {
+                NeuronChip::Trn1 | NeuronChip::Trn2 => 139.0,
+                NeuronChip::Trn3 => 82.0,
+            };
+            accelerator_block(rows, vocabulary, flops_per_byte, 0.1)
+        }
+    }
+}
+
+/// Each block reads the head's weight again, forward and backward, in 16 bits, and reads and writes the f32
+/// sum of its gradient: 12 bytes for each of its numbers, for which it does 6 FLOPs a row. The fewest rows
+/// with which that costs at most `share` of the products' time, and no fewer than make 256 MiB of logits.
+fn accelerator_block(
+    rows: usize,
+    vocabulary: usize,
+    flops_per_byte: f64,
+    share: f64,
+) -> Option<usize> {
+    const LEAST_BYTES: usize = 256 << 20;
+    const TILE_ROWS: usize = 128;
+    let affordable = (12.0 * flops_per_byte / 6.0 / share).ceil() as usize;
+    let least = affordable.max(LEAST_BYTES / DType::F32.size() / vocabulary.max(1));
+    even_block(rows, least, TILE_ROWS)
 }
 
 #[cfg(test)]
@@ -194,5 +240,35 @@ mod tests {
             ..model(2)
         };
         assert_eq!(large.logit_block(1 << 15, 150_000), None);
+    }
+
+    #[test]
+    fn blocks_of_logits_on_accelerators_are_as_small_as_they_are_cheap() {
+        let card = |capability| {
+            Target::Cuda(CudaTarget {
+                capability,
+                ..CudaTarget::default()
+            })
+        };
+        let trn1 = Target::Neuron(NeuronChip::Trn1);
+        for (target, rows, vocabulary, block) in [
+            // GPT-2 small, 32 x 1024; 11,800 rows are affordable on 9.0, 6,134 on 8.0, 2,780 on trn1.
+            (card(90), 32 << 10, 50_257, Some(11_008)),
+            (card(80), 32 << 10, 50_257, Some(5_504)),
+            (trn1, 8 << 10, 50_257, Some(2_816)),
+            (card(90), 11_800, 50_257, None),
+            (card(90), 11_801, 50_257, Some(6_016)),
+            // Few words.
+            (card(90), 32 << 10, 2_000, None),
+            // No more than 16.
+            (trn1, 1 << 20, 50_257, Some(1 << 16)),
+            (Target::CPU, 32 << 10, 50_257, None),
+        ] {
+            assert_eq!(
+                logit_block(target, rows, vocabulary),
+                block,
+                "{target}: {rows} x {vocabulary}"
+            );
+        }
     }
 }

@@ -34,7 +34,8 @@ pub use graph::{
     FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec,
 };
 pub use nn::block_codes;
-pub use nn::dropout::{DropoutRng, step_key};
+pub use nn::dropout::{DropoutRng, random_words, step_key, words_of};
+pub use nn::fused_attention::UnfusedDropout;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;

@@ -65,6 +65,8 @@ pub enum NeuronChip {
     Trn1,
     /// trn2: NeuronCore-v3.
     Trn2,
+    /// trn3: NeuronCore-v4.
+    Trn3,
 }
 
 /// As neuronx-cc's `--target` has it.
@@ -73,6 +75,7 @@ impl std::fmt::Display for NeuronChip {
         f.write_str(match self {
             NeuronChip::Trn1 => "trn1",
             NeuronChip::Trn2 => "trn2",
+            NeuronChip::Trn3 => "trn3",
         })
     }
 }
@@ -232,6 +235,12 @@ impl Target {
     /// their operands.
     pub(crate) fn marks_exact_matmuls(self) -> bool {
         matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
+    }
+
+    /// Whether computing a function of elements twice takes no longer than reading its results. A card's kernels of
+    /// elements wait for memory.
+    pub(crate) fn recomputes_elements(self) -> bool {
+        matches!(self, Target::Cuda { .. })
     }
 
     /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the

@@ -4,6 +4,7 @@
 //! the plugin gets a line each, with what was seen here.
 
 use super::check::{Failed, Report};
+use super::numbers;
 use crate::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use xtrain_models::{HeadKind, NextToken};
 use xtrain_parallel::Mesh;
 use xtrain_runtime::discover::package_version;
 use xtrain_runtime::neuron::host::Host;
+use xtrain_runtime::neuron::releases::wrong_collectives;
 use xtrain_runtime::{Client, CompileOptions, Plugin, Signature, conformance};
 use xtrain_trainer::device::{self, DeviceSettings, NeuronEnvironment};
 use xtrain_trainer::feed::DeviceBatch;
@@ -33,10 +35,14 @@ pub(super) fn check(report: &mut Report, settings: &DeviceSettings) -> Result<()
     let path = device::neuron_plugin(settings.plugin.as_deref());
     let path = report.need("plugin", path.map_err(failed("looking for the plugin")))?;
     let version = package_version(&path, "libneuronxla");
+    let wrong = version.as_deref().and_then(wrong_collectives);
     let version = version.map_or("of no known version".into(), |v| {
         format!("libneuronxla {v}")
     });
     report.line("plugin", Ok(format!("{} ({version})", path.display())));
+    if let Some(wrong) = wrong {
+        report.note("collectives", wrong);
+    }
     // The cores, the communicator and the compiler's options are in the environment before the
     // plugin is opened.
     let began = Instant::now();
@@ -67,6 +73,8 @@ pub(super) fn check(report: &mut Report, settings: &DeviceSettings) -> Result<()
         let why = "not tried: there is one core; NEURON_RT_NUM_CORES=2 gives two";
         report.note("all-reduce", why);
     }
+    report.line("random words", numbers::words(&mut session));
+    report.line("one-hot products", numbers::one_hot(&mut session));
     let trained = training_step(&mut session);
     let donated = trained.as_ref().ok().map(|(_, donated)| *donated);
     report.line("training step", trained.map(|(text, _)| text));
@@ -345,8 +353,10 @@ fn unconfirmed(
         "not tried: it shows with a model that is too large",
     );
     line("barriers with donation", "never emitted for this device");
-    let in_flight = variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");
-    line("executions in flight", &in_flight);
+    line(
+        "executions in flight",
+        "left to the runtime, which has no setting for them since SDK 2.32",
+    );
     line("erf", "never emitted: a polynomial stands in for it");
 }
 

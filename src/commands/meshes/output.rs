@@ -75,6 +75,23 @@ pub(super) fn text(comparison: &Comparison) -> String {
             compiled.graph,
             bytes(candidate.footprint.peak)
         );
+        let speed = comparison.speed(*index, compiled);
+        if let (Some(seconds), Some(speed)) = (compiled.seconds, speed) {
+            text += &format!(
+                "  its kernels need {:.1} ms a step at least, which is {speed:.0} examples/s at most\n",
+                seconds * 1e3
+            );
+        }
+    }
+    let has_times = comparison
+        .compiled
+        .iter()
+        .any(|(_, compiled)| compiled.seconds.is_some());
+    if let Some(chosen) = comparison.chosen().filter(|_| has_times) {
+        text += &format!(
+            "\nchosen: {}, the most examples a second of those that were compiled and fit (links between cards are not counted)\n",
+            chosen.flags()
+        );
     }
     if comparison.chosen().is_none() {
         let advice = match comparison.checkpointing {
@@ -135,6 +152,8 @@ pub(super) fn json(comparison: &Comparison) -> Value {
             "peak_bytes": compiled.peak,
             "estimated_peak_bytes": comparison.candidates[*index].footprint.peak,
             "fits": compiled.peak <= comparison.memory,
+            "honest_ms": compiled.seconds.map(|seconds| seconds * 1e3),
+            "examples_per_second": comparison.speed(*index, compiled),
         })
     });
     json!({

@@ -148,6 +148,9 @@ Precision {
     /// With --device cuda: float32 matmuls use TF32, several times faster; default: exact
     /// float32, as torch's
     tf32: bool = "false", TRAIN_EVAL | BENCH | PREDICT;
+    /// With --device cuda: every sum in a fixed order, so that runs on one card are equal bit for bit, for some
+    /// time and memory; elsewhere they always are
+    full_determinism: bool = "false", TRAIN_EVAL | BENCH;
     /// Recompute activations in the backward pass: true or full, each layer; every:K, K layers
     /// at a time; attention, only inside attention
     gradient_checkpointing: Checkpointing = "false", TRAIN | BENCH, alias "activation_checkpointing";

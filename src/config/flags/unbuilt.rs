@@ -59,7 +59,6 @@ TRAIN_EVAL {
     average_tokens_across_devices: with_note(&["true"], &["false"]), "the loss is always divided by the number of tokens over all devices and microbatches";
     use_liger_kernel: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
     liger_kernel_config: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
-    full_determinism: only(&["true", "false"]), "runs are always deterministic";
 
     // Devices and processes.
     use_mps_device use_ipex: FALSE, "choose the device with --device";

@@ -373,6 +373,42 @@ fn what_a_gpu_is_opened_with() {
     }
 }
 
+/// What flags ask of a card's compiler, unless the user asks otherwise; of other devices nothing.
+#[test]
+fn flags_set_options_of_a_cards_compiler() {
+    let fixture = Fixture::new();
+    let options = |words: &str| fixture.train(words).unwrap().device.settings.xla_options;
+    let on = |names: &[(&str, bool)]| {
+        let entries = names.iter();
+        let entries = entries.map(|(name, on)| (name.to_string(), OverrideValue::Bool(*on)));
+        entries.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let determinism = "xla_gpu_exclude_nondeterministic_ops";
+    let [offloading, hiding] = [
+        "xla_gpu_enable_host_memory_offloading",
+        "xla_gpu_enable_latency_hiding_scheduler",
+    ];
+    for (words, wanted) in [
+        ("--device cuda", on(&[])),
+        (
+            "--device cuda --full_determinism",
+            on(&[(determinism, true), ("xla_gpu_enable_triton_gemm", false)]),
+        ),
+        ("--full_determinism", on(&[])),
+        ("--device neuron --full_determinism", on(&[])),
+        (
+            "--device cuda --activation_offloading",
+            on(&[(offloading, true), (hiding, false)]),
+        ),
+        (
+            "--device cuda --activation_offloading --xla_options xla_gpu_enable_host_memory_offloading=false",
+            on(&[(offloading, false), (hiding, false)]),
+        ),
+    ] {
+        assert_eq!(options(words), wanted, "{words}");
+    }
+}
+
 #[test]
 fn values_outside_their_range_are_refused() {
     let fixture = Fixture::new();

@@ -2,16 +2,19 @@
 
 use super::Compiled;
 use crate::error::{Error, failed};
-use crate::exchanged::{emitted, of_steps, sent_by_device};
+use crate::exchanged::{emitted, is_step, of_steps, sent_by_device};
 use crate::execution::Execution;
+use crate::precompile::PlannedGraph;
 use crate::run::{Run, origin_of};
+use crate::target::AotTarget;
 use xtrain_config::Device;
-use xtrain_graphs::Target;
+use xtrain_graphs::{Graph, Target};
 use xtrain_parallel::Mesh;
 use xtrain_parallel::schedule::bubble;
 use xtrain_report::scaling::Exchange;
 use xtrain_trainer::ahead::Ahead;
 use xtrain_trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
+use xtrain_trainer::session::Session;
 use xtrain_trainer::settings::Checkpointing;
 use xtrain_trainer::step::placements;
 
@@ -117,6 +120,66 @@ impl Candidate {
         Ok(Compiled {
             peak: one.peak,
             graph: one.graph,
+            seconds: None,
+        })
+    }
+
+    /// Compiles the graphs of its step for a card that is only described, and adds up the least times of
+    /// their kernels: those of the slowest stage, and what it waits for the others. Links are not counted.
+    ///
+    /// # Errors
+    /// If a graph cannot be compiled or read.
+    pub fn compile_for(
+        &self,
+        execution: &Execution,
+        run: &Run,
+        target: &mut AotTarget,
+    ) -> Result<Compiled, Error> {
+        let execution = execution.clone().on(self.mesh, self.zero1).recording();
+        let model = &*run.loaded.model;
+        let mut session = execution.session(model, origin_of(&run.plan, model, &run.task))?;
+        let (step, shapes) = (
+            execution.recorded_step(model, &run.task.objective),
+            run.shapes().of_training(),
+        );
+        let mut ahead = Ahead {
+            session: &mut session,
+            step: &step,
+            shapes: &shapes,
+            metrics: None,
+        };
+        let mut steps = ahead.steps().map_err(failed("recording the graphs"))?;
+        steps.retain(|(name, _)| is_step(name));
+        let mut seconds = vec![0f64; self.mesh.stage];
+        for (accumulates, repeats) in [(true, shapes.accumulation - 1), (false, 1)] {
+            // Of batches of several shapes, the longest.
+            let mut longest = vec![0f64; self.mesh.stage];
+            let of_phase = steps.iter();
+            let of_phase =
+                of_phase.filter(|(name, _)| name.starts_with("accumulate") == accumulates);
+            for (_, graphs) in of_phase {
+                let mut of_shape = vec![0f64; self.mesh.stage];
+                for graph in graphs {
+                    let planned = PlannedGraph::described(graph, target)?;
+                    let least = planned.bounds.map_or(0.0, |bounds| bounds.honest());
+                    of_shape[graph.stage as usize] += least;
+                }
+                for (longest, found) in longest.iter_mut().zip(of_shape) {
+                    *longest = longest.max(found);
+                }
+            }
+            for (seconds, longest) in seconds.iter_mut().zip(longest) {
+                *seconds += repeats as f64 * longest;
+            }
+        }
+        let memory = |_: &mut Session, graph: &Graph| Ok(target.graphs.memory(graph)?);
+        let found = footprints_of(&steps, &mut ahead, memory);
+        let one = Footprint::largest(found.map_err(failed("compiling the best mesh"))?);
+        let slowest = seconds.into_iter().fold(0.0, f64::max);
+        Ok(Compiled {
+            peak: one.peak,
+            graph: one.graph,
+            seconds: Some(slowest / (1.0 - self.waits)),
         })
     }
 

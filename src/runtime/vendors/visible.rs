@@ -40,8 +40,8 @@ pub fn neuron_cores(
     }
     let physical = value("NEURON_LOGICAL_NC_CONFIG").as_deref() == Some("1");
     let of_chip = match host.chip() {
-        Some(NeuronChip::Trn2) if physical => 8,
-        Some(NeuronChip::Trn2) => 4,
+        Some(NeuronChip::Trn2 | NeuronChip::Trn3) if physical => 8,
+        Some(NeuronChip::Trn2 | NeuronChip::Trn3) => 4,
         _ => 2,
     };
     host.device_files() * of_chip / processes.max(1)

@@ -16,6 +16,7 @@ use xtrain_report::errln;
 use xtrain_runtime::discover::{NEURON, Vendor, package_version};
 use xtrain_runtime::neuron::environment::{Cores, Environment};
 use xtrain_runtime::neuron::host::{CompilerFile, Host};
+use xtrain_runtime::neuron::releases::wrong_collectives;
 use xtrain_runtime::neuron::{Compiler, NeuronSettings};
 use xtrain_runtime::{
     Client, CompileOptions, KernelSpeed, Library, OptionValue, OverrideValue, Plugin, of_target,
@@ -292,24 +293,26 @@ pub fn open_neuron(
     let group = settings.group()?;
     let path = &environment.plugin;
     let chip = environment.compiler.chip;
+    let version = package_version(path, "libneuronxla");
+    let wrong = version.as_deref().and_then(wrong_collectives);
+    if let Some(wrong) = wrong.filter(|_| mesh.devices() > 1) {
+        errln!("warning: {wrong}");
+    }
     let options = CompileOptions {
         surroundings: [
             ("neuronx-cc", environment.compiler_version()),
             ("NEURON_CC_FLAGS", environment.compiler.flags()),
-            (
-                "libneuronxla",
-                package_version(path, "libneuronxla").unwrap_or_else(|| "unknown".into()),
-            ),
+            ("libneuronxla", version.unwrap_or_else(|| "unknown".into())),
         ]
         .into(),
         ..CompileOptions::replicated(mesh.replicas())
     };
     let client = open_plugin(&NEURON, path, mesh, group.as_ref(), |_| Vec::new())?;
-    // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
-    let of_device = if client.platform_version().starts_with('3') {
-        NeuronChip::Trn2
-    } else {
-        NeuronChip::Trn1
+    // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2; trn3's is not documented, so the core's generation.
+    let of_device = match client.platform_version().chars().next() {
+        Some('3') => NeuronChip::Trn2,
+        Some('4') => NeuronChip::Trn3,
+        _ => NeuronChip::Trn1,
     };
     if client.platform_name() == NEURON.device && of_device != chip {
         return Err(xtrain_runtime::Error::Contradiction {

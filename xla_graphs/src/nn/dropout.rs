@@ -24,19 +24,16 @@ const ROTATIONS: [u32; 8] = [13, 15, 26, 6, 17, 29, 16, 24];
 const ROUNDS: usize = 13;
 /// Rounds of the one word pair from which all others of a step follow.
 const KEY_ROUNDS: usize = 20;
+/// The factors of [`mix`].
+const MIX: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
 /// The key schedule's parity constant (Skein's, 32 bit).
 const PARITY: u32 = 0x1BD1_1BDA;
 
-/// The key of a step: a bijection of the step for each seed, so that all 64 bits of both count.
-/// Threefry-2x32 with its usual 20 rounds, the seed as key and the step as counter.
-pub fn step_key(seed: u64, step: u64) -> [u32; 2] {
-    let halves = |x: u64| [x as u32, (x >> 32) as u32];
-    let [k0, k1] = halves(seed);
+/// Threefry-2x32 on the host: the counter `x` through the rounds under a key.
+fn threefry([k0, k1]: [u32; 2], [x0, x1]: [u32; 2], rounds: usize) -> [u32; 2] {
     let keys = [k0, k1, k0 ^ k1 ^ PARITY];
-    let [mut x0, mut x1] = halves(step);
-    x0 = x0.wrapping_add(keys[0]);
-    x1 = x1.wrapping_add(keys[1]);
-    for round in 0..KEY_ROUNDS {
+    let (mut x0, mut x1) = (x0.wrapping_add(k0), x1.wrapping_add(k1));
+    for round in 0..rounds {
         x0 = x0.wrapping_add(x1);
         x1 = x1.rotate_left(ROTATIONS[round % 8]) ^ x0;
         if round % 4 == 3 {
@@ -46,6 +43,13 @@ pub fn step_key(seed: u64, step: u64) -> [u32; 2] {
         }
     }
     [x0, x1]
+}
+
+/// The key of a step: a bijection of the step for each seed, so that all 64 bits of both count.
+/// Threefry-2x32 with its usual 20 rounds, the seed as key and the step as counter.
+pub fn step_key(seed: u64, step: u64) -> [u32; 2] {
+    let halves = |x: u64| [x as u32, (x >> 32) as u32];
+    threefry(halves(seed), halves(step), KEY_ROUNDS)
 }
 
 /// How many of a mask's first dimensions number its rows: as few as leave a row at most 2^32
@@ -100,6 +104,29 @@ fn threefry_bits(trace: &Trace, key: &Tensor, dims: &[usize], stream: u32) -> Re
     Ok(x0)
 }
 
+/// What [`random_words`] gives of rows of a stream, computed on the host: to compare a device with.
+pub fn words_of(target: Target, key: [u32; 2], stream: u32, [rows, places]: [u32; 2]) -> Vec<u32> {
+    let all = (0..rows).flat_map(|row| (0..places).map(move |place| (row, place)));
+    let word = |(row, place): (u32, u32)| {
+        if target.has_threefry() {
+            let key = [key[0], key[1].wrapping_add(stream)];
+            return threefry(key, [place, row], ROUNDS)[0];
+        }
+        let hashed = mix_word(mix_word(mix_word(key[0]) ^ key[1]) ^ stream);
+        let summand = mix_word(row ^ hashed);
+        let factor = mix_word(summand.wrapping_add(hashed));
+        mix_word((place ^ summand).wrapping_mul(factor | 1))
+    };
+    all.map(word).collect()
+}
+
+/// [`mix`] on the host.
+fn mix_word(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(MIX[0]);
+    let x = (x ^ (x >> 15)).wrapping_mul(MIX[1]);
+    x ^ (x >> 16)
+}
+
 /// Bits for targets without rotations: key, stream, row and place through an integer hash of
 /// xor-shifts and products (Wellons, "Prospecting for hash functions", 2018: `lowbias32`). Not
 /// Threefry, so masks differ from other devices'; each is as much a pure function of the same numbers.
@@ -122,8 +149,8 @@ fn mix(x: &Tensor) -> Result<Tensor> {
     let folded = |x: &Tensor, bits: u32| {
         x.xor(&x.shift_right_logical(&x.trace().full(f64::from(bits), x.shape())?)?)
     };
-    let x = folded(x, 16)?.mul_scalar(f64::from(0x7feb_352d_u32))?;
-    let x = folded(&x, 15)?.mul_scalar(f64::from(0x846c_a68b_u32))?;
+    let x = folded(x, 16)?.mul_scalar(f64::from(MIX[0]))?;
+    let x = folded(&x, 15)?.mul_scalar(f64::from(MIX[1]))?;
     folded(&x, 16)
 }
 
@@ -175,6 +202,15 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
     let amount = |n: u32| x.trace().full(f64::from(n), x.shape());
     x.shift_left(&amount(bits)?)?
         .or(&x.shift_right_logical(&amount(32 - bits)?)?)
+}
+
+/// The words that masks are made of, `u32[rows, places]` of a stream.
+///
+/// # Errors
+/// If the key is no `u32[2]` or `u32[3]`.
+#[track_caller]
+pub fn random_words(key: &Tensor, dims: [u32; 2], stream: u32) -> Result<Tensor> {
+    random_bits(key, &dims.map(|size| size as usize), stream)
 }
 
 /// Words `u32[dims]` of a stream.

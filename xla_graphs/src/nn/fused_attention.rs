@@ -6,14 +6,16 @@
 //! targets that ask for it (`CudaTarget::fused_dropout`): the library draws masks that are neither
 //! ours nor the same after a resume. A key mask becomes a bias of very negative numbers: any mask
 //! is right, and a row that sees no key is uniform, as in the plain form (with fp16 operands it is
-//! as if unmasked: fp16 has no numbers so low).
+//! as if unmasked: fp16 has no numbers so low). Grouped queries need no copies of keys and values: the
+//! calls take fewer heads of them, and give gradients of as many.
 
 use super::call_result;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::op::{
-    Attention, AttentionOperand, AttentionOperands, Comparison, FusedAttention, FusedDropout,
-    KeyMask,
+    Attention, AttentionOperand, AttentionOperands, Comparison, Composite, FusedAttention,
+    FusedDropout, KeyMask, Op,
 };
 use crate::shape::Shape;
 use crate::target::Target;
@@ -22,8 +24,7 @@ use crate::trace::Tensor;
 /// Between `[B, H, T, D]` and `[B, T, H, D]`.
 const TURN: [usize; 4] = [0, 2, 1, 3];
 
-/// Keys or values `[B, K, S, D]` with a copy of its own for each of `heads` query heads, as cuDNN
-/// takes them.
+/// Keys or values `[B, K, S, D]` with a copy of its own for each of `heads` query heads.
 pub(crate) fn repeat_heads(kv: &Tensor, heads: usize) -> Result<Tensor> {
     let [b, kv_heads, s, d] = [0, 1, 2, 3].map(|dim| kv.dims()[dim]);
     if kv_heads == heads {
@@ -68,6 +69,41 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
         && k.elements() > 0
 }
 
+/// The attentions of a graph that are written out for their dropout alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnfusedDropout {
+    /// How many there are.
+    pub attentions: usize,
+    /// Bytes of the scores of all of them in f32, which a call would not write.
+    pub score_bytes: u64,
+}
+
+impl UnfusedDropout {
+    /// Those of a graph as a run executes it; `None` where dropout turns no call off.
+    pub fn of(graph: &Graph, target: Target) -> Option<UnfusedDropout> {
+        let mut found = UnfusedDropout {
+            attentions: 0,
+            score_bytes: 0,
+        };
+        for node in &graph.nodes {
+            let Op::Composite(Composite::Attention(attention)) = &node.op else {
+                continue;
+            };
+            let [q, k] = [0, 1].map(|place| &graph.nodes[node.operands[place] as usize].shape);
+            let without = Attention {
+                dropout: None,
+                ..*attention
+            };
+            if !applies(attention, q, k, target) && applies(&without, q, k, target) {
+                let scores = q.dims[..3].iter().product::<usize>() * k.dims[2];
+                found.attentions += 1;
+                found.score_bytes += (scores * DType::F32.size()) as u64;
+            }
+        }
+        (found.attentions > 0).then_some(found)
+    }
+}
+
 /// Whether the call leaves the keys out that the window does. It looks back from causal attention
 /// only. With a key mask beside it, rows that see no key would not be uniform over the keys that
 /// transformers has.
@@ -101,10 +137,9 @@ struct Call {
 impl Call {
     /// Records the forward call; recorded twice, it is one. Its dropout draws a mask of its own.
     fn new(attention: &Attention, x: &AttentionOperands<Tensor>) -> Result<Call> {
-        let heads = x.q.dims()[1];
         let turned = [&x.q, &x.k, &x.v]
             .into_iter()
-            .map(|x| repeat_heads(x, heads)?.transpose(&TURN))
+            .map(|x| x.transpose(&TURN))
             .collect::<Result<Vec<_>>>()?;
         let keys = x.k.dims()[2];
         let mut window = window(attention, keys);
@@ -201,16 +236,15 @@ pub(crate) fn expand_grad(
         ..forward.of
     };
     let call = all[0].trace().call(of, &all)?;
-    let grad = call_result(&call, operand as usize)?;
-    sum_heads(&grad, x.get(operand).dims()[1])
+    call_result(&call, operand as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{AttentionDropout, F64, Op};
+    use crate::op::{AttentionDropout, F64};
     use crate::target::CudaTarget;
-    use crate::{DropoutRng, Graph, InputRole, Trace, backward, passes};
+    use crate::{DropoutRng, InputRole, Trace, backward, passes};
 
     const CARD: CudaTarget = CudaTarget {
         capability: 90,
@@ -333,10 +367,50 @@ mod tests {
         );
     }
 
-    /// Four query heads on two of keys and values: the calls get copies, and gradients are summed
-    /// over them.
+    /// Two layers' scores of [2, 3, 8, 8] in f32, of a graph before it is lowered.
     #[test]
-    fn grouped_queries_get_copies_of_their_keys() {
+    fn the_price_of_dropout_is_known() {
+        let recorded = |rate: f64, dtype| {
+            let trace = Trace::new();
+            let shape = Shape::new(dtype, [2, 3, 8, 64]);
+            let [q, k, v] =
+                ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
+            let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
+            let rng = DropoutRng::keyed(key);
+            let mut x = q;
+            for _ in 0..2 {
+                let (dropout, key) = rng.of_attention(rate).unzip();
+                let of = Attention {
+                    dropout,
+                    ..attention()
+                };
+                x = x.attention(&k, &v, None, key.as_ref(), of).unwrap();
+            }
+            trace.output("out", &x);
+            trace.finish("test").unwrap()
+        };
+        let dropped = recorded(0.1, DType::BF16);
+        let price = UnfusedDropout {
+            attentions: 2,
+            score_bytes: 2 * 2 * 3 * 8 * 8 * 4,
+        };
+        assert_eq!(UnfusedDropout::of(&dropped, H200), Some(price));
+        let by_cudnn = Target::Cuda(CudaTarget {
+            fused_dropout: true,
+            ..CARD
+        });
+        assert_eq!(UnfusedDropout::of(&dropped, by_cudnn), None);
+        assert_eq!(UnfusedDropout::of(&dropped, Target::CPU), None);
+        // Without dropout there is a call, and in f32 there is none anyway.
+        for fused_or_not in [recorded(0.0, DType::BF16), recorded(0.1, DType::F32)] {
+            assert_eq!(UnfusedDropout::of(&fused_or_not, H200), None);
+        }
+    }
+
+    /// Four query heads on two of keys and values: the calls read them without copies, and give their
+    /// gradients as they are.
+    #[test]
+    fn grouped_queries_need_no_copies_of_their_keys() {
         let trace = Trace::new();
         let input = |name, heads| {
             trace.input(
@@ -357,17 +431,21 @@ mod tests {
         let graph = passes::lower(&trace.finish("test").unwrap(), H200).unwrap();
         graph.check().unwrap();
         assert_eq!(calls(&graph), (1, 1));
-        let call = graph
-            .nodes
-            .iter()
-            .find(|n| {
-                n.op.call()
-                    .is_some_and(|of: &FusedAttention| !of.is_backward)
-            })
-            .unwrap();
-        for operand in &call.operands {
-            assert_eq!(graph.nodes[*operand as usize].shape.dims, [2, 8, 4, 64]);
+        for node in &graph.nodes {
+            if node.op.call::<FusedAttention>().is_some() {
+                let heads = |place: usize| graph.nodes[node.operands[place] as usize].shape.dims[2];
+                assert_eq!([0, 1, 2].map(heads), [4, 2, 2]);
+            }
+            // Nothing is copied for several heads, and no gradient summed over copies.
+            let copies = match &node.op {
+                Op::Broadcast { dims, .. } => dims.len() > 4,
+                Op::Reduce { dims, .. } => dims.len() == 1,
+                _ => false,
+            };
+            assert!(!copies, "{node:?}");
         }
+        let shapes = (0..graph.outputs.len()).map(|i| graph.output_shape(i).dims[1]);
+        assert_eq!(shapes.collect::<Vec<_>>()[..3], [4, 2, 2]);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! its logits are small, where they are read otherwise, or where their gradient needs all losses.
 
 use super::rebuild::{Replaced, record, together};
-use crate::cost_model::CostModel;
+use crate::cost_model::{CostModel, logit_block};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
@@ -29,12 +29,6 @@ pub fn rows_of_block(rows: usize, vocabulary: usize) -> usize {
 }
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
-    let costs = match target {
-        Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some() => {
-            CostModel::of(kernels)
-        }
-        _ => return Ok(graph.clone()),
-    };
     let logits = |node: &GraphNode| match node.op {
         Op::Composite(Composite::CrossEntropy { .. } | Composite::CrossEntropyGrad { .. }) => {
             Some(node.operands[0])
@@ -44,7 +38,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     // A step has one loss.
     let logits = graph.nodes.iter().find_map(logits);
     match logits {
-        Some(logits) => match Region::of(graph, logits, costs) {
+        Some(logits) => match Region::of(graph, logits, target) {
             Some(region) => region.rewrite(graph),
             None => Ok(graph.clone()),
         },
@@ -86,13 +80,13 @@ struct Region {
 
 impl Region {
     /// The region around these logits, if they are large and nothing else needs them.
-    fn of(graph: &Graph, logits: NodeId, costs: CostModel) -> Option<Region> {
+    fn of(graph: &Graph, logits: NodeId, target: Target) -> Option<Region> {
         let [rows, vocabulary] = graph.nodes[logits as usize].shape.dims[..] else {
             return None;
         };
         let mut region = Region {
             dims: [rows, vocabulary],
-            block: costs.logit_block(rows, vocabulary)?,
+            block: logit_block(target, rows, vocabulary)?,
             parts: BTreeMap::new(),
             order: Vec::new(),
         };
@@ -366,4 +360,56 @@ fn sole_reader(graph: &Graph, id: NodeId) -> Option<NodeId> {
         .filter(|&reader| graph.nodes[reader as usize].operands.contains(&id));
     let first = readers.next().filter(|_| !is_output)?;
     readers.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::{CudaTarget, NeuronChip};
+    use crate::{InputRole, Precision, Shape, backward, passes};
+
+    /// A head over GPT-2's words with its loss and gradients in bf16, as a target gets it.
+    fn step(rows: usize, target: Target) -> Graph {
+        let trace = Trace::new();
+        let input = |name: &str, dims: &[usize], dtype| {
+            trace.input(name, Shape::new(dtype, dims), InputRole::State)
+        };
+        let hidden = input("hidden", &[rows, 8], DType::F32);
+        let words = input("words", &[50_257, 8], DType::F32);
+        let labels = input("labels", &[rows], DType::S32);
+        let logits = hidden.matmul(&words.transpose(&[1, 0]).unwrap()).unwrap();
+        let losses = logits.cross_entropy(&labels, -100).unwrap();
+        let loss = losses.sum_all().unwrap();
+        trace.output("loss", &loss);
+        let gradients = backward(&loss, &[hidden, words]).unwrap();
+        for (name, gradient) in ["hidden", "words"].iter().zip(gradients) {
+            trace.output(*name, &gradient);
+        }
+        let execution = passes::Execution {
+            precision: Precision::Bf16,
+            ..passes::Execution::default()
+        };
+        let recorded = trace.finish("train").unwrap();
+        let graphs = passes::specialize(&recorded, &execution).unwrap();
+        let lowered = passes::lower(&graphs[0].graph, target).unwrap();
+        lowered.check().unwrap();
+        lowered
+    }
+
+    /// The numbers are those of the CPU's blocks (`native/tests/numerics/kernels.rs`).
+    #[test]
+    fn accelerators_hold_no_logits_of_all_rows() {
+        let holds = |rows, target| {
+            let graph = step(rows, target);
+            let mut nodes = graph.nodes.iter();
+            nodes.any(|node| node.shape.dims == [rows, 50_257])
+        };
+        let card = Target::Cuda(CudaTarget {
+            capability: 90,
+            ..CudaTarget::default()
+        });
+        let chip = Target::Neuron(NeuronChip::Trn1);
+        assert!(!holds(24_000, card) && !holds(8_000, chip));
+        assert!(holds(8_000, card) && holds(2_000, chip));
+    }
 }

@@ -7,7 +7,7 @@
 //! | | `partition` | over whole arrays | over each replica's shards, with collectives |
 //! | | `stages` | one graph | one for each stage and direction of a pipeline |
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
-//! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows, on the CPU |
+//! | | `logit_blocks` | the logits of a large vocabulary whole | in blocks of rows |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `joined_gradients` | gradients of queries, keys and values are padded and added up | an attention of the CPU plugin's writes them as one array |
 //! | | `gemv` | primitives | products of a few rows with a weight are calls of the CPU plugin's |

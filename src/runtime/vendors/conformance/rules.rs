@@ -41,7 +41,7 @@ pub const RULES: &[Rule] = &[
     rule("no 64-bit floats", "codes ESPP004", f64),
     rule(
         "narrow floats are those of the chip",
-        "codes EVRF051; types",
+        "codes EVRF051, EVRF052; types",
         narrow_float,
     ),
     rule(
@@ -163,11 +163,10 @@ fn f64(c: &Checked) -> Broken {
 }
 
 fn narrow_float(c: &Checked) -> Broken {
-    let narrow = [element::F8E4M3FN, element::F8E5M2, element::F8E4M3];
-    let refused = if c.chip == Chip::Trn1 {
-        &narrow[..]
-    } else {
-        &narrow[..1]
+    let refused: &[i32] = match c.chip {
+        Chip::Trn1 => &[element::F8E4M3FN, element::F8E5M2, element::F8E4M3],
+        Chip::Trn2 => &[element::F8E4M3FN],
+        Chip::Trn3 => &[element::F8E4M3],
     };
     c.has(refused)
         .map(|found| format!("{} does not exist on {}", element::name(found), c.chip))
@@ -194,8 +193,8 @@ fn wide_integer(c: &Checked) -> Broken {
     let found = element::name(c.has(&[element::S64, element::U64])?);
     Some(match c.chip {
         Chip::Trn1 => format!("{found} is cut down to 32 bits on trn1"),
-        Chip::Trn2 => format!(
-            "{found} is cut down to 32 bits on trn2 unless --native-int64 is given, which it is not"
+        chip => format!(
+            "{found} is cut down to 32 bits on {chip} unless --native-int64 is given, which it is not"
         ),
     })
 }

@@ -519,6 +519,7 @@ fn chips_differ_where_aws_says_so() {
     assert!(messages(&narrow(F8E5M2), Chip::Trn1)[0].contains("does not exist on trn1"));
     assert!(messages(&narrow(F8E5M2), Chip::Trn2).is_empty());
     assert!(messages(&narrow(F8E4M3FN), Chip::Trn2)[0].contains("does not exist on trn2"));
+    assert!(messages(&narrow(F8E4M3), Chip::Trn3)[0].contains("does not exist on trn3"));
     let wide = Plant::new().parameter(S64, &[4]);
     assert!(messages(&wide, Chip::Trn1)[0].contains("cut down to 32 bits on trn1"));
     assert!(messages(&wide, Chip::Trn2)[0].contains("--native-int64"));

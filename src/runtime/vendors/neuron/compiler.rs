@@ -140,14 +140,14 @@ impl Compiler {
                     contradiction(
                         user,
                         format!("asks for the target {written}"),
-                        "xtrain lowers for trn1 and trn2",
+                        "xtrain lowers for trn1, trn2 and trn3",
                     )
                 })?;
             }
             let value = written.or(typed).or_else(|| match known.name {
                 TARGET => Some(chip.to_string()),
-                // The runtime's own default on trn2; the two have to agree, and trn1 has no choice.
-                LOGICAL_CORES => (chip == NeuronChip::Trn2).then(|| "2".to_string()),
+                // The runtime's own default on trn2 and later; the two have to agree, and trn1 has no choice.
+                LOGICAL_CORES => (chip != NeuronChip::Trn1).then(|| "2".to_string()),
                 _ => known.default.map(str::to_string),
             });
             options.extend(value.map(|value| (known.name, value)));
@@ -197,6 +197,7 @@ fn chip_named(target: &str) -> Option<NeuronChip> {
     match target {
         "trn1" | "trn1n" | "inf2" => Some(NeuronChip::Trn1),
         "trn2" => Some(NeuronChip::Trn2),
+        "trn3" => Some(NeuronChip::Trn3),
         _ => None,
     }
 }
@@ -364,6 +365,7 @@ mod tests {
             );
         }
         assert!(flags("--target trn1n").starts_with("--target=trn1n "));
+        assert!(flags("--target trn3").ends_with(" --lnc=2"));
         assert_eq!(
             compiler(NeuronSettings::default(), "--target=trn2")
                 .unwrap()
@@ -413,7 +415,7 @@ mod tests {
         assert!(
             compiler(NeuronSettings::default(), "--target=gpu")
                 .unwrap_err()
-                .contains("lowers for trn1 and trn2")
+                .contains("lowers for trn1, trn2 and trn3")
         );
         assert!(
             compiler(NeuronSettings::default(), "--model-type")

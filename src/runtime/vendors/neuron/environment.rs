@@ -11,8 +11,8 @@ use xtrain_graphs::NeuronChip;
 
 /// Cores that the runtime makes groups of, besides multiples of 32.
 const GROUPS: [u32; 4] = [1, 2, 8, 16];
-/// One chip's logical cores on a trn2, which are neighbours.
-const TRN2_CHIP: u32 = 4;
+/// One chip's logical cores on a trn2 and trn3, which are neighbours.
+const LARGE_CHIP: u32 = 4;
 
 /// How many cores a process is after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Environment {
                 problem: format!(
                     "is no number of physical cores that a logical core of {chip} has"
                 ),
-                fix: "trn1 has 1, trn2 has 1 or 2".into(),
+                fix: "trn1 has 1, trn2 and trn3 have 1 or 2".into(),
             });
         }
         if let Some(cores) = self.compiler.logical_cores().map(str::to_string) {
@@ -209,14 +209,14 @@ fn check_cores(
         NeuronChip::Trn1 => {
             "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores; take one of these"
         }
-        NeuronChip::Trn2 => {
+        NeuronChip::Trn2 | NeuronChip::Trn3 => {
             "Neuron's runtime knows groups of 1, 2, 4, 8, 16 and multiples of 32 cores; take one of these"
         }
     };
     let is_group = |n: u32| {
         GROUPS.contains(&n)
             || (n > 0 && n.is_multiple_of(32))
-            || (chip == NeuronChip::Trn2 && n == TRN2_CHIP)
+            || (chip != NeuronChip::Trn1 && n == LARGE_CHIP)
     };
     for variable in ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"] {
         let Some(value) = value(variable) else {

@@ -47,6 +47,7 @@ impl Host {
         match instance.split('.').next()? {
             "trn1" | "trn1n" | "inf2" => Some(NeuronChip::Trn1),
             family if family.starts_with("trn2") => Some(NeuronChip::Trn2),
+            family if family.starts_with("trn3") => Some(NeuronChip::Trn3),
             _ => None,
         }
     }
@@ -168,6 +169,8 @@ mod tests {
             write(&root.path().join(format!("dev/neuron{i}")), "");
         }
         assert_eq!(host.chip(), Some(NeuronChip::Trn2));
+        write(&dmi.join("product_name"), "trn3.48xlarge\n");
+        assert_eq!(host.chip(), Some(NeuronChip::Trn3));
         assert_eq!(
             (host.driver_version().as_deref(), host.device_files()),
             (Some("2.30.2"), 16)

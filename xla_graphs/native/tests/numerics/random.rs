@@ -78,6 +78,21 @@ fn words_are_exact() {
     }
 }
 
+/// What the host computes to compare a device with is what graphs compute, of both generators.
+#[test]
+fn the_hosts_words_are_the_graphs() {
+    for target in [Target::CPU, Target::Neuron(NeuronChip::Trn1)] {
+        let graph = crate::support::trace(&[key()], |_, x| {
+            Ok(vec![xtrain_graphs::random_words(&x[0], [10, 100], 3)?])
+        });
+        let program = crate::support::compile_for(&graph.unwrap(), target);
+        let got = program.run(&[key()]).remove(0).numbers().to_vec();
+        let host = xtrain_graphs::words_of(target, KEY, 3, [10, 100]);
+        let host: Vec<f64> = host.into_iter().map(f64::from).collect();
+        assert_eq!(got, host, "{target}");
+    }
+}
+
 /// Shards of a batch whose masks have more than 2^32 elements together draw masks of their own: a linear
 /// index of 32 bits would begin again at shard 2^22 of 2^10 elements each. Only what the shards hold is made.
 #[test]

@@ -11,10 +11,11 @@ use crate::op::checks::{arity, expect};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
-/// Attention as a vendor's library computes it in one call. Operands q, k, v `[B, T, H, D]` and, if there
-/// is one, the bias `[B, 1, T, S]`; gives `[B, H, T, D]` and statistics `f32[B, H, T]`. Backward operands
-/// q, k, v, statistics, dy, bias, output, all but statistics and bias `[B, T, H, D]`; gives the gradients
-/// of q, k and v as `[B, H, T, D]`.
+/// Attention as a vendor's library computes it in one call. Operands q `[B, T, H, D]`, k and v
+/// `[B, S, K, D]`, where H is a multiple of K (grouped queries: H / K query heads share a head of keys), and,
+/// if there is one, the bias `[B, 1, T, S]`; gives `[B, H, T, D]` and statistics `f32[B, H, T]`. Backward
+/// operands q, k, v, statistics, dy, bias, output, dy and output as q; gives the gradients of q
+/// `[B, H, T, D]`, of k and v `[B, K, S, D]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FusedAttention {
     /// Whether it computes the gradients.
@@ -62,9 +63,14 @@ impl CallSpec for FusedAttention {
             ));
         }
         let [b, t, h, d] = [0, 1, 2, 3].map(|dim| q.dims[dim]);
-        let s = k.dims[1];
-        expect("the keys", k, q.dtype, &[b, s, h, d])?;
-        expect("the values", v, q.dtype, &[b, s, h, d])?;
+        let (s, kv_heads) = (k.dims[1], k.dims[2]);
+        if kv_heads == 0 || !h.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "needs query heads that are a multiple of the heads of keys, got {h} and {kv_heads}"
+            ));
+        }
+        expect("the keys", k, q.dtype, &[b, s, kv_heads, d])?;
+        expect("the values", v, q.dtype, &[b, s, kv_heads, d])?;
         let statistics = Shape::new(DType::F32, [b, h, t]);
         let bias = if self.is_backward {
             expect("the statistics", operands[3], DType::F32, &statistics.dims)?;
