@@ -141,18 +141,80 @@ fn another_runs_files_are_kept_until_they_are_given_up() {
     let shorter = "--overwrite_output_dir --max_steps 3 --seed 7 --save_steps 3";
     place.train("second", URL, shorter).succeeded();
     assert_eq!(place.checkpoints(), ["checkpoint-3"]);
-    // The run that is resumed is the last one.
-    let third = place.train(
-        "third",
+
+    // The first machine is further, in the run that was given up: it goes on with the last one, and sends nothing else.
+    let model = format!("{INSIDE}model.safetensors");
+    let sent_models = || {
+        let requests = place.store.requests();
+        let sent = format!("PUT {model} ");
+        requests.iter().filter(|it| it.starts_with(&sent)).count()
+    };
+    let before = sent_models();
+    let resumed = place.train(
+        "first",
         URL,
-        "--resume_from_checkpoint --max_steps 3 --seed 7 --save_steps 3",
+        "--resume_from_checkpoint --seed 7 --save_steps 3",
     );
-    third.succeeded();
+    resumed.succeeded();
     assert!(
-        third.stderr.contains("fetched checkpoint-3"),
+        resumed.stderr.contains("fetched checkpoint-3"),
         "{}",
-        third.stderr
+        resumed.stderr
     );
+    assert_eq!(place.checkpoints(), ["checkpoint-3", "checkpoint-6"]);
+    let state = place
+        .store
+        .bytes(&format!("{INSIDE}checkpoint-6/training_state.json"));
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    assert_eq!(state["state"]["run"], 1);
+    assert_eq!(sent_models(), before + 1);
+}
+
+#[test]
+fn checkpoints_that_an_outage_stopped_follow_later() {
+    let place = Place::new();
+    // The log and checkpoint-2 fail at the first save, checkpoint-4 at the second, and checkpoint-2 again at the third.
+    let refused = [
+        ("log.jsonl", 1),
+        ("checkpoint-4/training_state.json", 1),
+        ("checkpoint-2/training_state.json", 2),
+    ];
+    for (name, times) in refused {
+        let fault = Fault::Status("403 Forbidden", times);
+        place.store.fault(&format!("{INSIDE}{name}"), fault);
+    }
+    let run = place.train("first", URL, "");
+    run.succeeded();
+    for (name, _) in refused {
+        let warning = format!("warning: not uploaded: {name}: ");
+        assert!(run.stderr.contains(&warning), "{}", run.stderr);
+    }
+    for (name, bytes) in files(&place.local("first")) {
+        let there = place.store.bytes(&format!("{INSIDE}{name}"));
+        assert!(there == bytes, "{name} differs in the bucket");
+    }
+}
+
+#[test]
+fn a_model_without_checkpoints_is_not_replaced() {
+    let place = Place::new();
+    // A run that was killed before it began has left this, which is nobody's work.
+    place
+        .store
+        .put(&format!("{INSIDE}.xtrain-trial"), Vec::new());
+    place.train("first", URL, "--save_strategy no").succeeded();
+    let before = place.store.names();
+    assert!(before.contains(&format!("{INSIDE}model.safetensors")));
+    for (flag, problem) in [
+        ("--resume_from_checkpoint auto", "is not empty"),
+        ("--resume_from_checkpoint", "has no checkpoint"),
+    ] {
+        let refused = place.train("second", URL, flag);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        let problem = format!("{URL} {problem}");
+        assert!(refused.stderr.contains(&problem), "{}", refused.stderr);
+    }
+    assert_eq!(place.store.names(), before);
 }
 
 #[test]
@@ -176,6 +238,10 @@ fn a_bucket_that_takes_nothing_costs_no_steps_and_no_files() {
     place
         .store
         .fault(&model, Fault::Status("403 Forbidden", usize::MAX));
+    let state = format!("{INSIDE}checkpoint-4/training_state.json");
+    place
+        .store
+        .fault(&state, Fault::Status("403 Forbidden", usize::MAX));
     let failed = place.train("first", URL, "");
     assert_eq!(failed.code, Some(1), "{}", failed.stderr);
     assert!(
@@ -185,12 +251,15 @@ fn a_bucket_that_takes_nothing_costs_no_steps_and_no_files() {
         failed.stderr
     );
     assert!(place.local("first").join("model.safetensors").exists());
-    assert_eq!(place.checkpoints().len(), 3);
-    place.store.fault(&model, Fault::Status("403 Forbidden", 0));
+    assert_eq!(place.checkpoints(), ["checkpoint-2", "checkpoint-6"]);
+    for name in [&model, &state] {
+        place.store.fault(name, Fault::Status("403 Forbidden", 0));
+    }
     place
         .train("first", URL, "--resume_from_checkpoint")
         .succeeded();
     assert!(place.store.names().contains(&model));
+    assert_eq!(place.checkpoints().len(), 3);
 }
 
 #[test]
@@ -199,6 +268,10 @@ fn only_training_writes_into_a_bucket() {
     for (line, expected) in [
         (
             "merge --model_name_or_path m --adapter_name_or_path a --output_dir s3://b/c",
+            "only `xtrain train`",
+        ),
+        (
+            "train clm --do_train false --do_eval --output_dir s3://b/c",
             "only `xtrain train`",
         ),
         (

@@ -279,8 +279,8 @@ const MISTAKES: &[(&str, &str)] = &[
         "error: unexpected word `train.txt`: every setting of `xtrain train clm` is a flag\nhint: write it as --train_file train.txt\n",
     ),
     (
-        "TRAIN --output_dir s3://bucket/out",
-        "error: --output_dir: s3://bucket/out is not on this machine, and s3:// is not supported here\nhint: give a path on this machine,",
+        "TRAIN --output_dir hdfs://bucket/out",
+        "error: --output_dir: hdfs://bucket/out is not on this machine, and hdfs:// is not supported here\nhint: give a path on this machine,",
     ),
     (
         "TRAIN --cache_dir s3://bucket/cache",
@@ -380,7 +380,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         );
         assert!(stdout(&output).is_empty(), "{line}");
     }
-    for name in ["out", "cache", "s3:", "gs:"] {
+    for name in ["out", "cache", "s3:", "gs:", "hdfs:"] {
         assert!(!dir.path().join(name).exists(), "a mistake left {name}");
     }
 }

@@ -27,11 +27,13 @@ use super::optimizer::{
 use super::pace::Pace;
 use super::tensors::{TensorRef, write_safetensors};
 use super::weights::{WEIGHTS_INDEX_FILE, Weights};
-use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, numbered_checkpoints};
+use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step, numbered_checkpoints};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
 /// In an output directory: which of the runs that were started there is the last.
 pub const RUN_FILE: &str = ".xtrain-run.json";
+/// In the bucket of a run, for a moment before the run begins: proof that the bucket takes files.
+pub const TRIAL_FILE: &str = ".xtrain-trial";
 const FORMAT_VERSION: u64 = 1;
 
 /// Where training stands, in numbers. Floats survive bit for bit.
@@ -114,6 +116,24 @@ pub struct Checkpoint {
 
 pub fn checkpoint_dir(output_dir: &Path, step: u64) -> PathBuf {
     output_dir.join(format!("{CHECKPOINT_PREFIX}{step}"))
+}
+
+/// The training state of a checkpoint, as seen from the output directory.
+pub fn state_name(step: u64) -> String {
+    format!("{CHECKPOINT_PREFIX}{step}/{TRAINING_STATE_FILE}")
+}
+
+/// The checkpoints by their steps, incomplete ones too, with their files, among those of an output directory: all are
+/// named as seen from there.
+pub fn checkpoint_files<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<u64, Vec<&'a str>> {
+    let mut found: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
+    for name in names {
+        let checkpoint = name.split_once('/').map(|(first, _)| Path::new(first));
+        if let Some(step) = checkpoint.and_then(checkpoint_step) {
+            found.entry(step).or_default().push(name);
+        }
+    }
+    found
 }
 
 /// Writes `output_dir/checkpoint-N`, N being the global step. On any error, disk full included,

@@ -443,3 +443,19 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
         "{error}"
     );
 }
+
+#[test]
+fn checkpoints_are_found_among_the_names_of_files() {
+    let names = [
+        "checkpoint-10/config.json",
+        "checkpoint-9/sub/a",
+        "checkpoint-9/training_state.json",
+        "checkpoint-8",
+        "checkpoint-best/config.json",
+        "model.safetensors",
+        "sub/checkpoint-7/config.json",
+    ];
+    let found = checkpoint_files(names.into_iter());
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), [9, 10]);
+    assert_eq!(found[&9], ["checkpoint-9/sub/a", &state_name(9)]);
+}

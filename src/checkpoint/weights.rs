@@ -29,6 +29,9 @@ pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
 pub const TORCH_FILE: &str = "pytorch_model.bin";
 pub const TORCH_INDEX_FILE: &str = "pytorch_model.bin.index.json";
 
+/// The files of a directory's own model; it has one of them.
+pub const MODEL_FILES: [&str; 3] = [WEIGHTS_FILE, WEIGHTS_INDEX_FILE, ADAPTER_WEIGHTS_FILE];
+
 /// A tensor in a file: dense, row-major, little-endian, not necessarily aligned.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a> {

@@ -34,9 +34,10 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let dir = trains.then(|| plan.train.output_dir.clone());
     let (reports, member) = (plan.report, &plan.device.settings.member);
     let is_first = member.as_ref().is_none_or(|member| member.rank == 0);
-    let destinations = match trains && is_first {
-        true => destinations(&plan)?,
-        false => Vec::new(),
+    let destinations = if trains && is_first {
+        destinations(&plan)?
+    } else {
+        Vec::new()
     };
     let pipeline_tag = plan.task.pipeline_tag();
     let result = prepared(plan, interrupt.as_ref(), &destinations);
@@ -67,7 +68,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     result.and_then(|outcome| hand_over(outcome, &dir))
 }
 
-/// The destinations of a run. Each is asked once, so that one that takes nothing ends a run before it begins.
+/// The destinations of a run. Each is tried once, so that one that takes nothing ends a run before it begins.
 ///
 /// # Errors
 /// If one refuses or does not answer.
@@ -139,7 +140,8 @@ fn train_and_evaluate(
         }
         return after_training(run, None);
     }
-    let hooks = destinations.iter().map(|own| own.hook(run)).collect();
+    let hooks = destinations.iter();
+    let hooks = hooks.map(|destination| destination.hook(run)).collect();
     let outcome = run.train(interrupt, hooks)?;
     if outcome != Outcome::Done {
         return Ok(outcome);

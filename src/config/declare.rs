@@ -73,8 +73,8 @@ macro_rules! flags {
             pub weights: Vec<f64>,
             /// The training files are those of a folder that was named.
             pub is_folder: bool,
-            /// Where the output directory's files go, and where it comes from.
-            pub bucket: Option<Bucket>,
+            /// The URL of the bucket's folder that the output directory stands for.
+            pub bucket: Option<String>,
             /// How many processes a launcher will start for this command, in all and on this
             /// machine; `None` where the command speaks for its own process.
             pub processes: Option<(usize, usize)>,

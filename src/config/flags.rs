@@ -17,7 +17,6 @@ use super::declare::{flags, sections};
 use super::error::{Origin, UsageError};
 use super::forms::*;
 use super::kind::*;
-use super::output_bucket::Bucket;
 use super::setting::{Setting, Typed};
 use machine::machine_flags;
 use run::run_flags;

@@ -4,7 +4,6 @@
 //! understood in two ways.
 
 use super::command::CommandName;
-use super::output_bucket;
 use std::fmt::{self, Debug};
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -199,9 +198,10 @@ kinds! {
     struct WrittenPath: PathBuf = Form::Word, "PATH", "a path",
         |text| here(text, "give a path on this machine, and copy what is written there afterwards");
     /// The directory of a run, which may be a bucket's.
-    struct RunDir: PathBuf = Form::Word, "PATH", "a path", |text| match output_bucket::is_bucket(text) {
-        true => Ok(text.into()),
-        false => here(text, "give a path on this machine, or a folder of a bucket (s3://BUCKET/PREFIX, gs://, az://)"),
+    struct RunDir: PathBuf = Form::Word, "PATH", "a path", |text| if is_bucket(text) {
+        Ok(text.into())
+    } else {
+        here(text, "give a path on this machine, or a folder of a bucket (s3://BUCKET/PREFIX, gs://, az://)")
     };
     /// A tar file, read or written.
     struct ArchivePath: PathBuf = Form::Word, "PATH", "a path",
@@ -241,6 +241,12 @@ fn here(text: &str, fix: &'static str) -> Result<PathBuf, Wrong> {
             fix,
         }),
     }
+}
+
+/// Whether an output directory is a folder of a bucket.
+pub fn is_bucket(text: &str) -> bool {
+    let schemes = ["s3://", "gs://", "az://"];
+    schemes.iter().any(|scheme| text.starts_with(scheme))
 }
 
 /// The text of a path that came from one.

@@ -135,7 +135,10 @@ pub fn from_args_among(
 ) -> Result<Invocation, UsageError> {
     let flags = match read(processes, args)? {
         Parsed::Text(text) => return Ok(Invocation::Print(text)),
-        Parsed::Flags(flags) => from_hub::fetch(output_bucket::fetch(*flags)?)?,
+        Parsed::Flags(flags) => {
+            output_bucket::fetch(&flags)?;
+            from_hub::fetch(*flags)?
+        }
     };
     if flags.color.is_given() {
         terminal::set_colors(*flags.color);

@@ -204,7 +204,7 @@ pub struct RunPlan {
     pub trackers: TrackerPlan,
     /// Where the model is pushed.
     pub push: Option<PushPlan>,
-    /// The bucket that the output directory's files go to.
+    /// The URL of the bucket's folder that the output directory's files are uploaded to.
     pub bucket: Option<String>,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
     /// 1.

@@ -116,7 +116,7 @@ fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
         log_format: *flags.log_format,
         trackers: trackers(flags),
         push: flags.push_to_hub.then(|| push(flags)),
-        bucket: flags.bucket.as_ref().map(|bucket| bucket.url.clone()),
+        bucket: flags.bucket.clone(),
         auto_batch: *flags.per_device_train_batch_size == Degree::Auto,
         memory: *flags.memory,
         compare: flags.compare_meshes.map(|devices| MeshComparison {

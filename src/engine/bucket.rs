@@ -1,78 +1,92 @@
-//! `--output_dir` in a bucket: the files that a run writes here are uploaded when a checkpoint is whole, and at the
-//! end. Of a checkpoint the training state comes last, so that a folder without it is none that a run resumes from.
+//! `--output_dir` in a bucket: the run's files are uploaded after each checkpoint and at the end. The training state is
+//! the last file of a checkpoint to be uploaded, and no run resumes from a checkpoint without it.
 //!
-//! A failed upload on the way is a warning, since the next one makes up for it; the last one's failure is the
+//! A failed upload during the run is a warning, and the next one sends the same files; the last one's failure is the
 //! command's, and costs no file.
 
 use super::error::{Error, failed};
 use super::run::Run;
 use super::uploads::{Destination, Jobs, Worker, files_below, finished_files};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
-use xtrain_checkpoint::state::{RUN_FILE, TRAINING_STATE_FILE};
+use xtrain_checkpoint::state::{TRIAL_FILE, checkpoint_dir, checkpoint_files, state_name};
+use xtrain_checkpoint::{list_checkpoints, read_state};
 use xtrain_config::RunPlan;
+use xtrain_distributed::RankInfo;
 use xtrain_objects::{Effort, Folder};
 use xtrain_report::outln;
 use xtrain_report::progress::say;
-use xtrain_report::runs::checkpoints::checkpoint_step;
+use xtrain_report::runs::checkpoints::{CHECKPOINT_PREFIX, checkpoint_step};
 use xtrain_report::units;
 use xtrain_trainer::Result as TrainerResult;
 use xtrain_trainer::run_loop::{Hook, StepContext};
+use xtrain_trainer::settings::Resume;
 
-/// Written and removed before a run begins, so that a bucket that takes nothing is no surprise at its end.
-const TRIAL: &str = ".xtrain-trial";
-
-/// The bucket of a run.
+/// The bucket of a run. The jobs are the steps of the checkpoints that were saved.
 pub struct Bucket {
     url: String,
-    /// As of the last upload: the folder as the run left it.
-    result: Arc<Mutex<Result<u64, String>>>,
-    worker: Worker<Job>,
+    worker: Worker<u64, Uploader>,
 }
 
-/// An upload: first the files beside checkpoints, then those of one.
-struct Job {
-    beside: Vec<Opened>,
-    checkpoint: Option<(String, Vec<Opened>)>,
-}
+/// Size and time of a file.
+type Version = (u64, SystemTime);
 
 /// A file that is uploaded as it was when it was opened, whatever happens to its name.
 struct Opened {
     name: String,
     file: File,
-    bytes: u64,
-    modified: Option<SystemTime>,
+    version: Version,
 }
 
 impl Opened {
-    fn open(name: String, path: &Path) -> io::Result<Opened> {
-        let file = File::open(path)?;
+    /// `None` if there is no such file any more.
+    fn open(name: String, path: &Path) -> io::Result<Option<Opened>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
         let meta = file.metadata()?;
-        Ok(Opened {
+        Ok(Some(Opened {
             name,
-            bytes: meta.len(),
-            modified: meta.modified().ok(),
+            version: (meta.len(), meta.modified()?),
             file,
-        })
+        }))
+    }
+
+    /// The files of a checkpoint, its training state last; `None` if the checkpoint has been removed.
+    fn checkpoint(output_dir: &Path, step: u64) -> io::Result<Option<Vec<Opened>>> {
+        let mut files = Vec::new();
+        for (file, path) in files_below(&checkpoint_dir(output_dir, step), &|_| true) {
+            let name = format!("{CHECKPOINT_PREFIX}{step}/{file}");
+            let Some(opened) = Opened::open(name, &path)? else {
+                return Ok(None);
+            };
+            files.push(opened);
+        }
+        let state = state_name(step);
+        files.sort_by_key(|file| file.name == state);
+        let is_complete = files.last().is_some_and(|last| last.name == state);
+        Ok(is_complete.then_some(files))
     }
 }
 
-/// The thread's view of the folder.
+/// Keeps the bucket's folder like the output directory.
 struct Uploader {
     folder: Folder,
-    dir: PathBuf,
-    /// Checkpoints of an earlier run, which `--overwrite_output_dir` gave up.
-    stale: BTreeSet<String>,
+    output_dir: PathBuf,
     /// How many checkpoints stay; `None`: all.
     limit: Option<usize>,
-    /// Checkpoints that did not arrive.
-    missed: BTreeSet<String>,
-    /// Sizes and times of what was uploaded last.
-    there: HashMap<String, (u64, Option<SystemTime>)>,
+    /// Steps of the checkpoints that are still to be uploaded.
+    pending: BTreeSet<u64>,
+    /// Steps of an earlier run's checkpoints, which `--overwrite_output_dir` gave up.
+    stale: BTreeSet<u64>,
+    /// The version of each file that the folder has.
+    versions: HashMap<String, Version>,
+    /// Bytes uploaded so far.
+    bytes: u64,
 }
 
 impl Bucket {
@@ -81,98 +95,71 @@ impl Bucket {
     /// # Errors
     /// If it does not.
     pub fn begin(url: &str, plan: &RunPlan) -> Result<Bucket, Error> {
-        let flags = &plan.train.flags;
-        let failed = |error: xtrain_objects::Error| {
+        let refused = |error: xtrain_objects::Error| {
             Error::failed(format!("--output_dir {url}: {error}")).with_hint(
                 "see that the bucket exists and that the credentials may list, write and remove",
             )
         };
-        let folder = Folder::open(url, &Effort::of_files()).map_err(failed)?;
-        folder.put(TRIAL, Vec::new()).map_err(failed)?;
-        folder.remove(TRIAL).map_err(failed)?;
-        let mut uploader = Uploader {
-            dir: plan.train.output_dir.clone(),
-            stale: BTreeSet::new(),
-            limit: *flags.save_total_limit,
-            missed: BTreeSet::new(),
-            there: HashMap::new(),
-            folder,
-        };
-        if *flags.overwrite_output_dir {
-            uploader.stale = uploader
-                .checkpoints()
-                .map_err(failed)?
-                .into_keys()
-                .collect();
-        }
-        let result = Arc::new(Mutex::new(Ok(0)));
-        let last = result.clone();
-        let work = move |job: Job| {
-            let done = uploader.upload(job);
-            if let Err(error) = &done {
-                say(&format!("warning: not uploaded: {error}"));
+        let uploader = Uploader::begin(url, plan).map_err(refused)?;
+        let work = |uploader: &mut Uploader, step| {
+            uploader.pending.insert(step);
+            let uploaded = uploader.upload().and_then(|()| uploader.prune(false));
+            if let Err(error) = uploaded {
+                warn(&error);
             }
-            *last.lock().unwrap_or_else(PoisonError::into_inner) = done;
         };
         Ok(Bucket {
             url: url.to_string(),
-            result,
-            worker: Worker::start("bucket", work)?,
+            worker: Worker::start("bucket", uploader, work)?,
         })
     }
 }
 
 impl Destination for Bucket {
-    fn hook(&self, run: &Run) -> Box<dyn Hook> {
-        Box::new(BucketHook(Some((
-            run.plan.train.output_dir.clone(),
-            self.worker.jobs(),
-        ))))
+    fn hook(&self, _: &Run) -> Box<dyn Hook> {
+        Box::new(BucketHook(Some(self.worker.jobs())))
     }
 
     fn finish(self: Box<Self>, output_dir: &Path, _: &str) -> Result<(), Error> {
-        self.worker.jobs().send(Job {
-            beside: opened(finished_files(output_dir))
-                .map_err(failed("opening what is uploaded"))?,
-            checkpoint: None,
+        let (url, dir) = (self.url, output_dir.display());
+        let uploaded = self.worker.wait(&format!("the upload to {url}"));
+        let uploaded = uploaded.and_then(|mut uploader| {
+            say(&format!("uploading to {url}"));
+            uploader.upload()?;
+            uploader.prune(true)?;
+            Ok(uploader.bytes)
         });
-        self.worker.wait(&format!("the upload to {}", self.url));
-        let result = self.result.lock();
-        let result = result.unwrap_or_else(PoisonError::into_inner);
-        match &*result {
-            Ok(bytes) => outln!("uploaded {} to {}", units::bytes(*bytes), self.url),
-            Err(error) => {
-                let (dir, url) = (output_dir.display(), &self.url);
-                return Err(Error::failed(format!("--output_dir {url}: {error}")).with_hint(format!(
-                    "the run has ended well and everything is in {dir}; the same command with --resume_from_checkpoint uploads it"
-                )));
-            }
-        }
+        let bytes = uploaded.map_err(|error| {
+            let problem = format!("--output_dir {url}: {}", error.one_line());
+            Error::failed(problem).with_hint(format!(
+                "the run has ended well and everything is in {dir}; the same command with --resume_from_checkpoint uploads it"
+            ))
+        })?;
+        outln!("uploaded {} to {url}", units::bytes(bytes));
         Ok(())
     }
 
-    fn end(self: Box<Self>, output_dir: &Path) {
-        if let Ok(beside) = opened(finished_files(output_dir)) {
-            self.worker.jobs().send(Job {
-                beside,
-                checkpoint: None,
-            });
+    fn end(self: Box<Self>, _: &Path) {
+        let uploaded = self.worker.wait(&format!("the upload to {}", self.url));
+        if let Err(error) = uploaded.and_then(|mut uploader| uploader.upload()) {
+            warn(&error);
         }
-        self.worker.wait(&format!("the upload to {}", self.url));
     }
 }
 
-/// Has each checkpoint uploaded when it is saved.
-struct BucketHook(Option<(PathBuf, Jobs<Job>)>);
+fn warn(error: &Error) {
+    say(&format!("warning: not uploaded: {}", error.one_line()));
+}
+
+/// Hands over each checkpoint when it is saved.
+struct BucketHook(Option<Jobs<u64>>);
 
 impl Hook for BucketHook {
     fn at_start(&mut self, context: &mut StepContext) -> TrainerResult<()> {
-        if let Some((dir, jobs)) = self.0.take() {
-            let listener = move |checkpoint: &Path| match job(&dir, checkpoint) {
-                Ok(job) => jobs.send(job),
-                Err(error) => {
-                    let shown = checkpoint.display();
-                    say(&format!("warning: {shown} was not uploaded: {error}"));
+        if let Some(jobs) = self.0.take() {
+            let listener = move |checkpoint: &Path| {
+                if let Some(step) = checkpoint_step(checkpoint) {
+                    jobs.send(step);
                 }
             };
             context.run.checkpoints.listeners.push(Box::new(listener));
@@ -181,135 +168,145 @@ impl Hook for BucketHook {
     }
 }
 
-/// The upload of a checkpoint and of what is beside it. Opened here, where nobody removes it.
-fn job(dir: &Path, checkpoint: &Path) -> io::Result<Job> {
-    let name = checkpoint.file_name().unwrap_or_default();
-    let name = name.to_string_lossy().into_owned();
-    Ok(Job {
-        beside: opened(finished_files(dir))?,
-        checkpoint: Some((name.clone(), checkpoint_files(&name, checkpoint)?)),
-    })
-}
-
-fn checkpoint_files(name: &str, checkpoint: &Path) -> io::Result<Vec<Opened>> {
-    let files = files_below(checkpoint, &|_| true).into_iter();
-    opened(
-        files
-            .map(|(file, path)| (format!("{name}/{file}"), path))
-            .collect(),
-    )
-}
-
-/// Files that went away since they were listed are left out.
-fn opened(files: BTreeMap<String, PathBuf>) -> io::Result<Vec<Opened>> {
-    let mut all = Vec::new();
-    for (name, path) in files {
-        match Opened::open(name, &path) {
-            Ok(file) => all.push(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(all)
-}
-
 impl Uploader {
-    /// Uploads a job, and before it the checkpoints that did not arrive earlier; the bytes that were sent.
-    fn upload(&mut self, job: Job) -> Result<u64, String> {
-        let said = |error: io::Error| error.to_string();
-        let mut bytes = 0;
-        for name in std::mem::take(&mut self.missed) {
-            let path = self.dir.join(&name);
-            if path.is_dir() {
-                let files = checkpoint_files(&name, &path).map_err(said)?;
-                bytes += self.upload_checkpoint(name, files)?;
-            }
+    fn begin(url: &str, plan: &RunPlan) -> Result<Uploader, xtrain_objects::Error> {
+        let flags = &plan.train.flags;
+        let folder = Folder::open(url, &Effort::of_files())?;
+        folder.put(TRIAL_FILE, Vec::new())?;
+        folder.remove(TRIAL_FILE)?;
+        let objects = folder.list_all()?;
+        let names: BTreeSet<&str> = objects.iter().map(|object| &*object.name).collect();
+        let mut uploader = Uploader {
+            folder,
+            output_dir: plan.train.output_dir.clone(),
+            limit: *flags.save_total_limit,
+            pending: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            versions: HashMap::new(),
+            bytes: 0,
+        };
+        let begins_anew = *flags.resume_from_checkpoint == Resume::No;
+        if begins_anew && *flags.overwrite_output_dir && RankInfo::this_begins_job() {
+            let found = checkpoint_files(names.iter().copied());
+            uploader.stale = found.into_keys().collect();
+        } else {
+            uploader.pending = unsent_checkpoints(&uploader.output_dir, &names);
         }
-        for file in job.beside {
-            bytes += self.upload_file(file)?;
-        }
-        if let Some((name, files)) = job.checkpoint {
-            bytes += self.upload_checkpoint(name.clone(), files)?;
-            let record = self.dir.join(RUN_FILE);
-            if record.exists() {
-                let record = Opened::open(RUN_FILE.to_string(), &record).map_err(said)?;
-                bytes += self.upload_file(record)?;
-            }
-            self.prune(&name).map_err(|error| error.to_string())?;
-        }
-        Ok(bytes)
-    }
-
-    /// Uploads the training state last, after one that an earlier checkpoint of this name left has been removed.
-    fn upload_checkpoint(&mut self, name: String, files: Vec<Opened>) -> Result<u64, String> {
-        let state = format!("{name}/{TRAINING_STATE_FILE}");
-        self.missed.insert(name.clone());
-        let removed = self.folder.remove(&state);
-        removed.map_err(|error| format!("{state}: {error}"))?;
-        self.there.remove(&state);
-        let (last, first): (Vec<_>, Vec<_>) =
-            files.into_iter().partition(|file| file.name == state);
-        let mut bytes = 0;
-        for file in first.into_iter().chain(last) {
-            bytes += self.upload_file(file)?;
-        }
-        self.missed.remove(&name);
-        Ok(bytes)
-    }
-
-    /// Nothing is sent of a file that is there as it is.
-    fn upload_file(&mut self, mut file: Opened) -> Result<u64, String> {
-        let state = (file.bytes, file.modified);
-        if self.there.get(&file.name) == Some(&state) {
-            return Ok(0);
-        }
-        let sent = self.folder.upload(&file.name, file.bytes, &mut file.file);
-        sent.map_err(|error| format!("{}: {error}", file.name))?;
-        self.there.insert(file.name, state);
-        Ok(file.bytes)
-    }
-
-    /// The checkpoints in the folder with their files, those that are not whole too.
-    fn checkpoints(&self) -> Result<BTreeMap<String, Vec<String>>, xtrain_objects::Error> {
-        let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for object in self.folder.list_all()? {
-            if let Some((name, _)) = object.name.split_once('/')
-                && checkpoint_step(Path::new(name)).is_some()
+        // A file that the folder has may be another machine's newer one: this run sends its version once it writes one.
+        for (name, path) in finished_files(&uploader.output_dir) {
+            if names.contains(&*name)
+                && let Ok(Some(file)) = Opened::open(name, &path)
             {
-                found.entry(name.to_string()).or_default().push(object.name);
+                uploader.versions.insert(file.name, file.version);
             }
         }
-        Ok(found)
+        Ok(uploader)
     }
 
-    /// Removes the checkpoints that an earlier run left, and the oldest of those that are here no more until as
-    /// many are left as were asked for.
-    fn prune(&mut self, newest: &str) -> Result<(), xtrain_objects::Error> {
+    /// Uploads whatever the folder lacks. A file that fails stops no checkpoint.
+    fn upload(&mut self) -> Result<(), Error> {
+        let files = self.upload_finished_files();
+        files.and(self.upload_checkpoints())
+    }
+
+    fn upload_finished_files(&mut self) -> Result<(), Error> {
+        for (name, path) in finished_files(&self.output_dir) {
+            let opened = Opened::open(name, &path).map_err(failed("opening a file to upload"))?;
+            if let Some(file) = opened {
+                self.upload_file(file)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest first.
+    fn upload_checkpoints(&mut self) -> Result<(), Error> {
+        for step in self.pending.clone().into_iter().rev() {
+            let opened = Opened::checkpoint(&self.output_dir, step);
+            // One that has been removed has a successor.
+            if let Some(files) = opened.map_err(failed("opening a checkpoint to upload"))? {
+                self.upload_checkpoint(step, files)?;
+            }
+            self.pending.remove(&step);
+        }
+        Ok(())
+    }
+
+    /// Removes the training state of an earlier checkpoint of this step first, since its other files are replaced.
+    fn upload_checkpoint(&mut self, step: u64, files: Vec<Opened>) -> Result<(), Error> {
+        let state = state_name(step);
+        let removed = self.folder.remove(&state);
+        removed.map_err(|error| Error::failed(format!("{state}: {error}")))?;
+        self.versions.remove(&state);
+        for file in files {
+            self.upload_file(file)?;
+        }
+        self.stale.remove(&step);
+        Ok(())
+    }
+
+    /// Sends a file unless the folder has this version of it.
+    fn upload_file(&mut self, mut file: Opened) -> Result<(), Error> {
+        if self.versions.get(&file.name) == Some(&file.version) {
+            return Ok(());
+        }
+        let (bytes, _) = file.version;
+        let sent = self.folder.upload(&file.name, bytes, &mut file.file);
+        sent.map_err(|error| Error::failed(format!("{}: {error}", file.name)))?;
+        self.versions.insert(file.name, file.version);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Removes the stale checkpoints, once the run has ended or has a checkpoint in the folder, and as many of the
+    /// oldest as are beyond the limit and no longer here.
+    fn prune(&mut self, has_ended: bool) -> Result<(), Error> {
         if self.stale.is_empty() && self.limit.is_none() {
             return Ok(());
         }
-        let found = self.checkpoints()?;
-        let mut by_age: Vec<&String> = found.keys().collect();
-        by_age.sort_by_key(|name| checkpoint_step(Path::new(name)));
-        let mut left = by_age.len();
-        for name in by_age {
-            let is_stale = self.stale.contains(name);
-            let is_surplus = self.limit.is_some_and(|limit| left > limit.max(1));
-            let inside = format!("{name}/");
-            let is_own = self.there.keys().any(|file| file.starts_with(&inside));
-            let is_here = self.dir.join(name).is_dir();
-            if name == newest || !(is_stale && !is_own || is_surplus && !is_here) {
-                continue;
+        let removing = |error: xtrain_objects::Error| {
+            Error::failed(format!("removing old checkpoints: {error}"))
+        };
+        let objects = self.folder.list_all().map_err(removing)?;
+        let found = checkpoint_files(objects.iter().map(|object| &*object.name));
+        let (mut gone, live): (Vec<u64>, Vec<u64>) = found
+            .keys()
+            .copied()
+            .partition(|step| self.stale.contains(step));
+        if live.is_empty() && !has_ended {
+            return Ok(());
+        }
+        let limit = self.limit.unwrap_or(live.len());
+        let surplus = live.len().saturating_sub(limit);
+        let is_here = |step: u64| checkpoint_dir(&self.output_dir, step).is_dir();
+        gone.extend(
+            live.into_iter()
+                .filter(|step| !is_here(*step))
+                .take(surplus),
+        );
+        for step in gone {
+            let (state, mut files) = (state_name(step), found[&step].clone());
+            // Without its training state it is no checkpoint any more.
+            files.sort_by_key(|name| *name != state);
+            for name in files {
+                self.folder.remove(name).map_err(removing)?;
             }
-            let files = &found[name];
-            let is_state = |file: &&String| file.ends_with(&format!("/{TRAINING_STATE_FILE}"));
-            let state = files.iter().filter(is_state);
-            for file in state.chain(files.iter().filter(|file| !is_state(file))) {
-                self.folder.remove(file)?;
-            }
-            left -= 1;
         }
         self.stale.clear();
         Ok(())
     }
+}
+
+/// Steps of the newest run's checkpoints that are complete here and not in the folder, whose files are `names`.
+fn unsent_checkpoints(output_dir: &Path, names: &BTreeSet<&str>) -> BTreeSet<u64> {
+    let found = list_checkpoints(output_dir).unwrap_or_default().into_iter();
+    let runs: Vec<(u64, u64)> = found
+        .filter_map(|(step, path)| Some((read_state(&path).ok()?.run, step)))
+        .collect();
+    let newest = runs.iter().map(|(run, _)| *run).max();
+    let of_newest = runs.into_iter().filter(|(run, _)| Some(*run) == newest);
+    let steps = of_newest.map(|(_, step)| step);
+    steps
+        .filter(|step| !names.contains(&*state_name(*step)))
+        .collect()
 }

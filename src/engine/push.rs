@@ -13,7 +13,6 @@ use super::uploads::{Destination, Jobs, Worker, files_below, finished_files};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use xtrain_checkpoint::hf::{
     ADAPTER_CONFIG_FILE, CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object,
 };
@@ -36,9 +35,10 @@ const CARD_FILE: &str = "README.md";
 
 /// The repository of a run.
 pub struct Push {
-    repository: Arc<Repository>,
+    /// The repository's name.
+    name: String,
     plan: PushPlan,
-    worker: Worker<Job>,
+    worker: Worker<Job, Repository>,
 }
 
 /// A commit to make.
@@ -56,10 +56,9 @@ impl Push {
     pub fn begin(plan: &PushPlan) -> Result<Push, Error> {
         let revision = plan.revision.as_deref();
         let repository = Repository::create(&plan.hub, &plan.name, plan.private, revision);
-        let repository = Arc::new(repository.map_err(failed("--push_to_hub"))?);
-        let target = repository.clone();
-        let work = move |job: Job| {
-            if let Err(error) = target.commit(&job.files, &job.message) {
+        let repository = repository.map_err(failed("--push_to_hub"))?;
+        let work = |repository: &mut Repository, job: Job| {
+            if let Err(error) = repository.commit(&job.files, &job.message) {
                 say(&format!(
                     "warning: \"{}\" was not pushed: {error}",
                     job.message
@@ -67,17 +66,15 @@ impl Push {
             }
         };
         Ok(Push {
-            repository,
+            name: repository.name().to_string(),
             plan: plan.clone(),
-            worker: Worker::start("push", work)?,
+            worker: Worker::start("push", repository, work)?,
         })
     }
 
-    /// Waits for the pushes of checkpoints. The run that saved them must be gone.
-    fn wait(self) -> Arc<Repository> {
-        let name = self.repository.name();
-        self.worker.wait(&format!("the push to {name}"));
-        self.repository
+    /// Waits for the pushes of checkpoints.
+    fn wait(self) -> Result<Repository, Error> {
+        self.worker.wait(&format!("the push to {}", self.name))
     }
 }
 
@@ -97,12 +94,19 @@ impl Destination for Push {
     }
 
     fn end(self: Box<Self>, _: &Path) {
-        self.wait();
+        if let Err(error) = self.wait() {
+            say(&format!("warning: {error}"));
+        }
     }
 
     /// Pushes the finished directory with its model card.
     fn finish(self: Box<Self>, output_dir: &Path, pipeline_tag: &str) -> Result<(), Error> {
-        let repository = self.wait();
+        let (dir, name) = (output_dir.display(), self.name.clone());
+        let hint = format!(
+            "the run has ended well and everything is in {dir}; `hf upload {name} {dir}` pushes it, and so does the same command \
+             with --resume_from_checkpoint"
+        );
+        let repository = self.wait().map_err(|error| error.with_hint(hint.clone()))?;
         let card = write_card(output_dir, &repository, pipeline_tag);
         let pushed = card.and_then(|card| {
             let mut files = pushed_files(output_dir);
@@ -112,13 +116,8 @@ impl Destination for Push {
             let is_news = repository.commit(&files, "End of training")?;
             Ok((files.len(), bytes, is_news))
         });
-        let (count, bytes, is_news) = pushed.map_err(|error| {
-            let (dir, name) = (output_dir.display(), repository.name());
-            Error::failed(format!("{error}")).with_hint(format!(
-                "the run has ended well and everything is in {dir}; `hf upload {name} {dir}` pushes it, and so does the same command \
-                 with --resume_from_checkpoint"
-            ))
-        })?;
+        let (count, bytes, is_news) =
+            pushed.map_err(|error| Error::failed(format!("{error}")).with_hint(hint))?;
         let url = repository.url();
         if is_news {
             outln!("pushed {count} files ({}) to {url}", units::bytes(bytes))
@@ -171,7 +170,11 @@ pub struct PushHook(Option<Checkpoints>);
 
 impl Hook for PushHook {
     fn at_start(&mut self, context: &mut StepContext) -> TrainerResult<()> {
-        if let Some(pushed) = self.0.take().filter(|own| own.strategy != HubStrategy::End) {
+        if let Some(pushed) = self
+            .0
+            .take()
+            .filter(|pushed| pushed.strategy != HubStrategy::End)
+        {
             let listener = Box::new(move |checkpoint: &Path| pushed.push(checkpoint));
             context.run.checkpoints.listeners.push(listener);
         }
@@ -224,7 +227,7 @@ impl Checkpoints {
             [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, CONFIG_FILE].contains(&name)
                 || name == GENERATION_CONFIG_FILE
                 || (name.starts_with("model") && name.contains(".safetensors"))
-                || self.model_files.iter().any(|own| own == name)
+                || self.model_files.iter().any(|file| file == name)
         };
         let saved = files_below(checkpoint, &|_| true);
         let model = saved.iter().filter(|(name, _)| is_model(name));

@@ -1,4 +1,4 @@
-//! Where a run's files go while it trains and when it has ended: the Hub, a bucket. A thread of its own uploads,
+//! Uploads of a run's files, to the Hub or a bucket, while it trains and when it has ended. A background thread uploads,
 //! one job after the other, so that steps do not wait.
 
 use super::error::{Error, failed};
@@ -13,7 +13,8 @@ use xtrain_report::errln;
 use xtrain_report::runs::checkpoints::CHECKPOINT_PREFIX;
 use xtrain_trainer::run_loop::Hook;
 
-/// A place that a run's files are uploaded to.
+/// Where a run's files are uploaded to. [`Destination::finish`] and [`Destination::end`] wait until everyone who hands in
+/// jobs is gone: drop the hook, and the run that has it, before you call one of them.
 pub trait Destination {
     /// Hands over each checkpoint when it is saved.
     fn hook(&self, run: &Run) -> Box<dyn Hook>;
@@ -21,17 +22,17 @@ pub trait Destination {
     /// Uploads what the finished run left; `pipeline_tag` is the Hub's word for the task.
     ///
     /// # Errors
-    /// If it is not all there then.
+    /// If not everything has arrived then.
     fn finish(self: Box<Self>, output_dir: &Path, pipeline_tag: &str) -> Result<(), Error>;
 
-    /// Ends with what was handed over: the run goes on another time.
+    /// Uploads what was handed over, and warns if that fails: the run is resumed another time.
     fn end(self: Box<Self>, output_dir: &Path);
 }
 
-/// A thread that does jobs in their order.
-pub(super) struct Worker<J> {
+/// A thread that does jobs in their order, with a state of type `S`.
+pub(super) struct Worker<J, S> {
     jobs: Jobs<J>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<S>,
 }
 
 /// Where jobs are handed in.
@@ -51,29 +52,36 @@ impl<J> Clone for Jobs<J> {
 }
 
 impl<J> Jobs<J> {
+    /// Whether a job is waiting or being done.
     pub fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
+    /// Hands in a job; it never waits.
     pub fn send(&self, job: J) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        // The thread outlives the run.
+        // Fails if the thread has panicked, which `Worker::wait` reports.
         let _ = self.sender.send(job);
     }
 }
 
-impl<J: Send + 'static> Worker<J> {
+impl<J: Send + 'static, S: Send + 'static> Worker<J, S> {
     /// # Errors
     /// If there is no thread to be had.
-    pub fn start(name: &str, mut work: impl FnMut(J) + Send + 'static) -> Result<Worker<J>, Error> {
+    pub fn start(
+        name: &str,
+        mut state: S,
+        work: impl Fn(&mut S, J) + Send + 'static,
+    ) -> Result<Worker<J, S>, Error> {
         let waiting = Arc::new(AtomicUsize::new(0));
         let (sender, received) = channel::<J>();
         let left = waiting.clone();
         let work = move || {
             for job in received {
-                work(job);
+                work(&mut state, job);
                 left.fetch_sub(1, Ordering::AcqRel);
             }
+            state
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(work);
         Ok(Worker {
@@ -82,18 +90,22 @@ impl<J: Send + 'static> Worker<J> {
         })
     }
 
+    /// For whoever hands in jobs.
     pub fn jobs(&self) -> Jobs<J> {
         self.jobs.clone()
     }
 
-    /// Waits for what was handed in; `what` is being done. Whoever has [`Jobs`] must be gone.
-    pub fn wait(self, what: &str) {
+    /// Waits for the jobs, which are named `doing`, and gives the state back. All other [`Jobs`] must be gone.
+    ///
+    /// # Errors
+    /// If a job has panicked.
+    pub fn wait(self, doing: &str) -> Result<S, Error> {
         if self.jobs.is_busy() {
-            errln!("waiting for {what}; a second signal ends it");
+            errln!("waiting for {doing}; a second signal ends it");
         }
         drop(self.jobs);
-        // A panic has been printed by its thread.
-        let _ = self.thread.join();
+        let panicked = |_| Error::failed(format!("{doing} has panicked"));
+        self.thread.join().map_err(panicked)
     }
 }
 
@@ -125,4 +137,24 @@ pub(super) fn files_below(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> BTreeMap
         }
     }
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_gives_its_state_back_unless_a_job_panicked() {
+        let sum = |jobs: &[u64]| {
+            let add = |sum: &mut u64, job: u64| *sum += 6 / job;
+            let worker = Worker::start("test", 0, add).unwrap();
+            let handed_in = worker.jobs();
+            jobs.iter().for_each(|job| handed_in.send(*job));
+            drop(handed_in);
+            worker.wait("the sum").map_err(|error| error.to_string())
+        };
+        assert_eq!(sum(&[]), Ok(0));
+        assert_eq!(sum(&[1, 2]), Ok(9));
+        assert_eq!(sum(&[1, 0, 2]), Err("the sum has panicked".into()));
+    }
 }

@@ -42,7 +42,7 @@ impl Folder {
         if bytes <= length {
             return self.put(name, piece(name, content, bytes)?);
         }
-        let path = self.path(name);
+        let path = self.path(name)?;
         let begun = self.runtime.block_on(self.store.put_multipart(&path));
         let mut upload = begun.map_err(failed)?;
         let mut send = || {
@@ -66,7 +66,7 @@ impl Folder {
     /// # Errors
     /// It does not arrive, is replaced meanwhile, or cannot be written here.
     pub fn download(&self, name: &str, content: &mut dyn Write) -> Result<Option<u64>, Error> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         let meta = match self.runtime.block_on(self.store.head(&path)) {
             Ok(meta) => meta,
             Err(Cause::NotFound { .. }) => return Ok(None),
@@ -141,6 +141,27 @@ mod tests {
                 .unwrap(),
             None
         );
+    }
+
+    /// Names come back from the lists as they were given, whoever wrote the object.
+    #[test]
+    fn names_keep_every_character() {
+        let folder = folder();
+        let names = ["a#b~%.txt", "a%23b", "checkpoint-1/[x] ä?*.json"];
+        for name in names {
+            folder.upload(name, 1, &mut &b"x"[..]).unwrap();
+        }
+        let listed = folder.list_all().unwrap();
+        let listed: Vec<&str> = listed.iter().map(|object| &*object.name).collect();
+        assert_eq!(listed, names);
+        for name in listed {
+            assert_eq!(folder.get(name, 9).unwrap().as_deref(), Some(&b"x"[..]));
+            folder.remove(name).unwrap();
+        }
+        assert!(folder.list_all().unwrap().is_empty());
+        for name in ["a//b", "../a", "a\nb"] {
+            assert!(folder.put(name, Vec::new()).is_err(), "{name:?}");
+        }
     }
 
     #[test]

@@ -66,9 +66,9 @@ impl Folder {
         })
     }
 
-    /// Of an object below the folder; each part between slashes is one of the path's.
-    pub(super) fn path(&self, name: &str) -> Path {
-        name.split('/').fold(self.prefix.clone(), Path::join)
+    /// Of an object below the folder. Every character stays as it is, as in the names that the store lists.
+    pub(super) fn path(&self, name: &str) -> Result<Path, Error> {
+        Path::parse(format!("{}/{name}", self.prefix)).map_err(|error| failed(error.into()))
     }
 
     /// All of an object; `None` if there is none of this name.
@@ -76,13 +76,14 @@ impl Folder {
     /// # Errors
     /// It has more than `most` bytes, or does not arrive.
     pub fn get(&self, name: &str, most: u64) -> Result<Option<Bytes>, Error> {
+        let path = self.path(name)?;
         let read = async {
             // The size first: what is read is kept in memory.
-            let meta = self.store.head(&self.path(name)).await?;
+            let meta = self.store.head(&path).await?;
             if meta.size > most {
                 return Ok(Err(meta.size));
             }
-            let bytes = self.store.get(&self.path(name)).await?.bytes().await?;
+            let bytes = self.store.get(&path).await?.bytes().await?;
             Ok(match bytes.len() as u64 {
                 size if size > most => Err(size),
                 _ => Ok(bytes),
@@ -109,7 +110,7 @@ impl Folder {
             head: true,
             ..GetOptions::default()
         };
-        let path = self.path(name);
+        let path = self.path(name)?;
         match self.runtime.block_on(self.store.get_opts(&path, options)) {
             Ok(answer) => {
                 let meta = answer.meta;
@@ -126,7 +127,7 @@ impl Folder {
     /// # Errors
     /// It cannot be written.
     pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), Error> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         let put = self.store.put(&path, bytes.into());
         self.runtime.block_on(put).map(drop).map_err(failed)
     }
@@ -136,7 +137,7 @@ impl Folder {
     /// # Errors
     /// It cannot be written, or the store has no such request.
     pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<bool, Error> {
-        let (path, options) = (self.path(name), PutOptions::from(PutMode::Create));
+        let (path, options) = (self.path(name)?, PutOptions::from(PutMode::Create));
         let put = self.store.put_opts(&path, bytes.into(), options);
         match self.runtime.block_on(put) {
             Ok(_) => Ok(true),
@@ -150,7 +151,7 @@ impl Folder {
     /// # Errors
     /// It cannot be removed.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         match self.runtime.block_on(self.store.delete(&path)) {
             Ok(()) | Err(Cause::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed(error)),

@@ -294,8 +294,8 @@ const HINTS: &[(&str, &str)] = &[
         "copy it to this machine first, and give its path",
     ),
     (
-        "train clm --output_dir s3://b/out",
-        "give a path on this machine, and copy what is written there afterwards",
+        "train clm --output_dir hdfs://b/out",
+        "give a path on this machine, or a folder of a bucket (s3://BUCKET/PREFIX, gs://, az://)",
     ),
     (
         "train clm --optim adamw_torch_4bit",

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use xtrain_cache::KEY_VARIABLE;
 use xtrain_checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE};
 use xtrain_checkpoint::lock::RUN_LOCK;
-use xtrain_checkpoint::weights::{ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
+use xtrain_checkpoint::weights::{MODEL_FILES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE};
 use xtrain_data::remote;
 use xtrain_data::tokenizer::TOKENIZER_FILES;
 use xtrain_distributed::RankInfo;
@@ -210,7 +210,8 @@ pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
     let (path, problem, fix) = match &*flags.resume_from_checkpoint {
         _ if !flags.trains() => return Ok(()),
         Resume::No | Resume::IfAny => return Ok(()),
-        Resume::Latest if flags.bucket.as_ref().is_some_and(|own| !own.is_here) => return Ok(()),
+        // The bucket is asked when the rules hold.
+        Resume::Latest if flags.bucket.is_some() => return Ok(()),
         Resume::Latest => {
             let output = flags.output_dir.as_deref().unwrap_or(Path::new(""));
             if newest_checkpoint(output, |_| true).is_some() {
@@ -253,14 +254,14 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
         _ if !flags.trains() => Ok(()),
         Resume::Latest => Ok(()),
         // What a run that saved no checkpoint left is no loss; a model is.
-        Resume::IfAny => match [WEIGHTS_FILE, WEIGHTS_INDEX_FILE, ADAPTER_WEIGHTS_FILE]
-            .iter()
-            .any(|name| output.join(name).exists())
-            && newest_checkpoint(output, |_| true).is_none()
-        {
-            true => empty_output(output, ANOTHER),
-            false => Ok(()),
-        },
+        Resume::IfAny => {
+            let has_model = MODEL_FILES.iter().any(|name| output.join(name).exists());
+            if has_model && newest_checkpoint(output, |_| true).is_none() {
+                empty_output(output, ANOTHER)
+            } else {
+                Ok(())
+            }
+        }
         // Another rule says what is wrong with it.
         Resume::From(path) if !path.join("training_state.json").is_file() => Ok(()),
         Resume::From(path) => {
@@ -287,9 +288,7 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
 fn empty_output(output: &Path, fix: &str) -> Verdict {
     // Of several processes, the first one's first start decides; the others find what that has
     // made.
-    if RankInfo::from_environment()
-        .is_ok_and(|member| member.is_some_and(|member| !member.begins_job()))
-    {
+    if !RankInfo::this_begins_job() {
         return Ok(());
     }
     // A directory that is missing or cannot be listed is met again with a clear message

@@ -84,6 +84,11 @@ impl RankInfo {
         self.rank == 0 && self.generation == 0
     }
 
+    /// [`RankInfo::begins_job`] of this process. An environment that contradicts itself is reported elsewhere.
+    pub fn this_begins_job() -> bool {
+        RankInfo::from_environment().map_or(true, |rank| rank.is_none_or(|rank| rank.begins_job()))
+    }
+
     /// Whether it holds the rendezvous of the job.
     pub fn hosts_rendezvous(&self) -> bool {
         self.rank == 0 && !self.is_launched()
