@@ -85,7 +85,7 @@ impl CostModel {
     /// Rows of a block of logits `[rows, vocabulary]`; `None` where all of them are one. A matmul of fewer than
     /// 512 rows spends its time on packing the weight, each block is compiled by itself, and its rows are
     /// whole tiles.
-    pub fn logit_block(&self, rows: usize, vocabulary: usize) -> Option<usize> {
+    pub fn cpu_logit_block(&self, rows: usize, vocabulary: usize) -> Option<usize> {
         const LEAST_ROWS: usize = 512;
         const TILE_ROWS: usize = 32;
         let least = LEAST_ROWS.max(self.logit_bytes / DType::F32.size() / vocabulary.max(1));
@@ -108,7 +108,7 @@ fn even_block(rows: usize, least: usize, tile_rows: usize) -> Option<usize> {
 pub(crate) fn logit_block(target: Target, rows: usize, vocabulary: usize) -> Option<usize> {
     match target {
         Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some() => {
-            CostModel::of(kernels).logit_block(rows, vocabulary)
+            CostModel::of(kernels).cpu_logit_block(rows, vocabulary)
         }
         Target::Cpu(_) => None,
         Target::Cuda(CudaTarget { capability, .. }) => {
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn blocks_of_logits_are_even_and_of_whole_tiles() {
-        let blocks = |rows, vocabulary| model(2).logit_block(rows, vocabulary);
+        let blocks = |rows, vocabulary| model(2).cpu_logit_block(rows, vocabulary);
         assert_eq!(blocks(1024, 50_257), None);
         assert_eq!(blocks(2048, 50_257), Some(1024));
         assert_eq!(blocks(2048, 150_000), Some(512));
@@ -239,7 +239,7 @@ mod tests {
             logit_bytes: 1 << 40,
             ..model(2)
         };
-        assert_eq!(large.logit_block(1 << 15, 150_000), None);
+        assert_eq!(large.cpu_logit_block(1 << 15, 150_000), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::op::{
     Attention, AttentionOperand, AttentionOperands, Comparison, Composite, FusedAttention,
     FusedDropout, KeyMask, Op,
 };
+use crate::provenance::Phase;
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -89,6 +90,10 @@ impl UnfusedDropout {
             let Op::Composite(Composite::Attention(attention)) = &node.op else {
                 continue;
             };
+            // A recomputed attention is the same one again.
+            if node.provenance.phase != Phase::Forward {
+                continue;
+            }
             let [q, k] = [0, 1].map(|place| &graph.nodes[node.operands[place] as usize].shape);
             let without = Attention {
                 dropout: None,

@@ -25,7 +25,7 @@ use std::ops::Range;
 /// they are small.
 pub fn rows_of_block(rows: usize, vocabulary: usize) -> usize {
     let costs = CostModel::of(CpuKernels::default());
-    costs.logit_block(rows, vocabulary).unwrap_or(rows)
+    costs.cpu_logit_block(rows, vocabulary).unwrap_or(rows)
 }
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {

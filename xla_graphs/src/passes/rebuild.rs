@@ -11,10 +11,11 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 pub(super) struct Replaced(Vec<Option<Tensor>>);
 
 impl Replaced {
-    /// What became of a node, which stands earlier in the order.
+    /// The tensor in place of a node that stands earlier in the order and is not hidden.
     pub(super) fn get(&self, id: NodeId) -> Tensor {
         let tensor = self.0[id as usize].as_ref();
-        tensor.expect("operands precede their users").clone()
+        let tensor = tensor.expect("operands precede their users, and no pass hides what is read");
+        tensor.clone()
     }
 }
 
@@ -35,11 +36,11 @@ impl Graph {
     }
 
     /// As [`Graph::rebuild`], in another order of the nodes, in which inputs keep theirs and operands
-    /// precede their users.
-    pub(super) fn rebuild_in(
+    /// precede their users. A node for which `node` gives `None` is hidden: nothing may read it.
+    pub(super) fn rebuild_in<T: Into<Option<Tensor>>>(
         &self,
         order: &[NodeId],
-        mut node: impl FnMut(&Trace, NodeId, &Replaced) -> Result<Tensor>,
+        mut node: impl FnMut(&Trace, NodeId, &Replaced) -> Result<T>,
     ) -> Result<Graph> {
         let trace = Trace::deduplicating();
         let mut tensors = Replaced(vec![None; self.nodes.len()]);
@@ -49,11 +50,11 @@ impl Graph {
             let tensor = match n.op {
                 Op::Input(index) => {
                     let spec = &self.inputs[index as usize];
-                    trace.input(spec.name.clone(), spec.shape.clone(), spec.role)
+                    Some(trace.input(spec.name.clone(), spec.shape.clone(), spec.role))
                 }
-                _ => node(&trace, id, &tensors)?,
+                _ => node(&trace, id, &tensors)?.into(),
             };
-            tensors.0[id as usize] = Some(tensor);
+            tensors.0[id as usize] = tensor;
         }
         for output in &self.outputs {
             let (tensor, node) = (tensors.get(output.node), &self.nodes[output.node as usize]);

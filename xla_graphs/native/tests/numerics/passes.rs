@@ -1,5 +1,5 @@
-//! What stands between a layer's matmuls by calls of one pass: activations, gates and rotations with their
-//! gradients, and generated programs, against the same operations in f64.
+//! Compares calls of one pass (activations, gates and rotations with their gradients, and generated programs)
+//! with the same operations in f64.
 
 use crate::kernels::values;
 use crate::support::{Rng, Value, assert_close, compile_for, trace};
@@ -207,6 +207,25 @@ fn rotations_are_calls() {
             assert_eq!(count(&graph, is_left), 0);
         }
     }
+}
+
+/// A part of a result in bf16, read in f32 by another call: the first call writes what the second reads.
+#[test]
+fn parts_of_results_are_read_where_they_were_written() {
+    let mut rng = Rng(41);
+    let arguments = [values(&mut rng, DType::BF16, &[64, 512])];
+    let graph = check(&arguments, 2e-2, |x| {
+        let narrow = |y: &Tensor| y.convert(x[0].dtype());
+        let wide = |y: &Tensor| match y.dtype() {
+            DType::BF16 => y.convert(DType::F32),
+            _ => Ok(y.clone()),
+        };
+        let f = wide(&x[0])?;
+        let y = narrow(&f.mul(&f.logistic()?)?)?;
+        let part = wide(&y)?.slice_dim(1, 0, 256)?;
+        Ok(vec![part.mul(&part.logistic()?)?, f.neg()?])
+    });
+    assert_eq!(calls(&graph).len(), 2);
 }
 
 fn below(rng: &mut Rng, end: usize) -> usize {

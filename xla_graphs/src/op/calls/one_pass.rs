@@ -251,8 +251,7 @@ impl CallSpec for OnePass {
             };
             places.push((Some(i64::from(result.value)), place));
         }
-        let views = places.iter().filter_map(|(_, (_, view))| *view);
-        let kept = self.rows(&views.collect::<Vec<_>>());
+        let kept = self.rows();
         let sizes: Vec<usize> = kept.iter().map(|&(_, size)| size).collect();
         let attribute = |(value, (kind, view)): &(Option<i64>, (i64, Option<&PassView>))| {
             let at = |dim: usize| view.map_or(0, |view| view.strides[dim] as i64);
@@ -263,7 +262,7 @@ impl CallSpec for OnePass {
         };
         let [of_operands, of_results] = [&places[..operands.len()], &places[operands.len()..]]
             .map(|places| places.iter().flat_map(attribute).collect::<Vec<i64>>());
-        if sizes.len() > MOST_SIZES {
+        if !self.is_possible() {
             return Err(format!(
                 "rows of {sizes:?} have more than {MOST_SIZES} sizes"
             ));
@@ -288,9 +287,19 @@ impl OnePass {
         self.views.get(operand)?.as_ref()
     }
 
+    /// Whether the call has room for the sizes of its rows.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.rows().len() <= MOST_SIZES
+    }
+
     /// The dimensions with neighbours merged that are one in all views: of each the last of its dimensions,
     /// whose strides it has, and its size. There is at least one.
-    fn rows(&self, views: &[&PassView]) -> Vec<(usize, usize)> {
+    fn rows(&self) -> Vec<(usize, usize)> {
+        let written = self.results.iter().filter_map(|result| match &result.form {
+            PassForm::Part(_, view) => Some(view),
+            _ => None,
+        });
+        let views: Vec<&PassView> = self.views.iter().flatten().chain(written).collect();
         let mut kept: Vec<(usize, usize)> = Vec::new();
         for (dim, &size) in self.dims.iter().enumerate() {
             let is_one = |outer: usize| {

@@ -1,6 +1,6 @@
 //! Which element-wise nodes are one call.
 
-use super::views;
+use super::views::{self, is_widened};
 use crate::cost_model::CostModel;
 use crate::dtype::DType;
 use crate::graph::{Graph, GraphNode, NodeId};
@@ -157,13 +157,19 @@ impl<'a> Groups<'a> {
                 !is_inside && self.sum(id, reader).is_none()
             });
             let is_layers = |reader: NodeId| self.kinds[reader as usize] == Some(Kind::Layer);
-            if self.readers.is_output(id as NodeId) {
-                needed[id] = true;
-            } else if is_widened(self.graph, id as NodeId) && outside.clone().all(is_layers) {
-                // Other groups read what it is made of (`views.rs`).
-                needed[self.graph.nodes[id].operands[0] as usize] |= outside.next().is_some();
+            // Layers read bf16 in f32 where it was written.
+            let is_read = if is_widened(self.graph, id as NodeId) {
+                !outside.all(is_layers)
             } else {
-                needed[id] = outside.next().is_some();
+                outside.next().is_some()
+            };
+            needed[id] |= is_read || self.readers.is_output(id as NodeId);
+            if self.kinds[id] == Some(Kind::Layer) {
+                for &operand in &self.graph.nodes[id].operands {
+                    let (base, _) = views::find(self.graph, operand);
+                    needed[base as usize] |=
+                        roots[operand as usize] != roots[id] && self.kinds[base as usize].is_some();
+                }
             }
         }
         needed
@@ -172,7 +178,11 @@ impl<'a> Groups<'a> {
     /// The reductions, the last of which is the sum of all elements of `id`, of an update, that `reader`
     /// reduces.
     fn sum(&self, id: usize, reader: NodeId) -> Option<Vec<NodeId>> {
-        if self.kinds[id] != Some(Kind::Update) {
+        let summed = &self.graph.nodes[id];
+        if self.kinds[id] != Some(Kind::Update)
+            || summed.shape.dtype != DType::F32
+            || is_scales(summed)
+        {
             return None;
         }
         let mut chain = vec![reader];
@@ -328,13 +338,6 @@ fn kind(graph: &Graph, id: NodeId, known: &[Option<Kind>], costs: &CostModel) ->
         _ => false,
     };
     is_step.then_some(kind)
-}
-
-/// Whether a node is bf16 in f32.
-pub(super) fn is_widened(graph: &Graph, id: NodeId) -> bool {
-    let node = &graph.nodes[id as usize];
-    let from = |&operand: &NodeId| graph.nodes[operand as usize].shape.dtype;
-    node.op == Op::Convert(DType::F32) && node.operands.first().map(from) == Some(DType::BF16)
 }
 
 /// Whether a node gives a number for each block of an array.

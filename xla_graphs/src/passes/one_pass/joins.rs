@@ -1,5 +1,5 @@
-//! What a pass can write as parts of one array: arrays that are concatenated, and the sums of padded ones,
-//! as slices have them for their gradients.
+//! Makes concatenations of what a pass can write as parts of one array: of the sums of padded arrays, which
+//! are the gradients of slices.
 //!
 //! Before: primitives. After: the same values; sums of padded arrays that fill one are concatenations, and
 //! what is converted behind a concatenation is converted before it.

@@ -1,5 +1,5 @@
-//! Element-wise operations as calls of the CPU plugin's (`native/cpp/kernels/one_pass.h`): what updates a
-//! parameter, and what stands between a layer's matmuls, such as activations, gates, rotations and their
+//! Makes element-wise operations calls of the CPU plugin (`native/cpp/kernels/one_pass.h`): the update of a
+//! parameter, and the operations between a layer's matmuls, such as activations, gates, rotations and their
 //! gradients.
 //!
 //! XLA's CPU writes one array a loop, so that AdamW's moments and weight are three loops, each of
@@ -34,9 +34,10 @@ use crate::nn::call_result;
 use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Step};
 use crate::target::Target;
 use crate::trace::{Tensor, Trace};
-use groups::{Groups, is_widened};
+use groups::{Group, Groups};
 use program::Program;
 use std::collections::HashMap;
+use views::is_widened;
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let Target::Cpu(kernels) = target else {
@@ -46,7 +47,16 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         return Ok(graph.clone());
     }
     let graph = &joins::rewrite(graph)?;
+    let states = replaced_states(graph);
     let groups = Groups::of(graph, kernels).gaining();
+    let programs = groups
+        .iter()
+        .map(|group| Program::of(graph, group, &states));
+    let (groups, programs): (Vec<&Group>, Vec<Program>) = groups
+        .iter()
+        .zip(programs)
+        .filter(|(_, program)| program.pass.is_possible())
+        .unzip();
     if groups.is_empty() && !graph.nodes.iter().any(|node| is_kept(graph, node)) {
         return Ok(graph.clone());
     }
@@ -56,7 +66,6 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
             group_of[node as usize] = Some(index);
         }
     }
-    let states = replaced_states(graph);
     // The results of each group by their nodes, once its first node was met.
     let mut parts: Vec<HashMap<NodeId, Tensor>> = vec![HashMap::new(); groups.len()];
     graph.rebuild_in(&together(graph, &group_of), |trace, id, replaced| {
@@ -64,14 +73,15 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         let operands = || node.operands.iter().map(|&operand| replaced.get(operand));
         let Some(index) = group_of[id as usize] else {
             let x: Vec<Tensor> = operands().collect();
-            return if is_kept(graph, node) {
+            let made = if is_kept(graph, node) {
                 copy(trace, &x[0])
             } else {
                 record(trace, &node.op, &x)
             };
+            return made.map(Some);
         };
         if parts[index].is_empty() {
-            let program = Program::of(graph, &groups[index], &states);
+            let program = &programs[index];
             let all = program.operands.iter().map(|&operand| {
                 let x = replaced.get(operand);
                 match x.dtype() {
@@ -81,23 +91,25 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 }
             });
             let all = all.collect::<Result<Vec<Tensor>>>()?;
-            let call = trace.call(program.pass, &all.iter().collect::<Vec<&Tensor>>())?;
+            let call = trace.call(program.pass.clone(), &all.iter().collect::<Vec<&Tensor>>())?;
             for (place, &result) in program.results.iter().enumerate() {
                 parts[index].insert(result, call_result(&call, place)?);
             }
         }
         let known = |id: NodeId| parts[index].get(&id).cloned();
-        match known(id) {
-            Some(result) => Ok(result),
-            None if is_widened(graph, id) && known(node.operands[0]).is_some() => {
-                replaced.get(node.operands[0]).convert(DType::F32)
-            }
-            // What the call keeps to itself nobody reads.
-            None => {
-                let mut results = parts[index].values();
-                Ok(results.next().expect("a group has a result").clone())
-            }
+        if let Some(result) = known(id) {
+            return Ok(Some(result));
         }
+        if !is_widened(graph, id) {
+            return Ok(None);
+        }
+        let from = node.operands[0];
+        let narrow = if group_of[from as usize] == Some(index) {
+            known(from)
+        } else {
+            Some(replaced.get(from))
+        };
+        narrow.map(|x| x.convert(DType::F32)).transpose()
     })
 }
 
@@ -108,6 +120,7 @@ fn is_kept(graph: &Graph, node: &GraphNode) -> bool {
         matches!(op, Op::Unary(_) | Op::Binary(_))
     };
     node.op == Op::Barrier
+        && node.shape.rank() > 0
         && node.shape.dtype == DType::F32
         && node.operands.first().is_some_and(is_computed)
 }

@@ -129,9 +129,12 @@ impl Program {
         let mut donated = Vec::new();
         let mut results = Vec::new();
         for &id in &group.arrays {
+            // Nothing else of the state may be read after it was written.
             let operand = states.get(&id).and_then(|&state| {
-                let known = made.operands.iter();
-                known.clone().position(|operand| *operand == (state, None))
+                let all = || made.operands.iter();
+                let is_alone = all().filter(|(base, _)| *base == state).count() == 1;
+                let place = all().position(|operand| *operand == (state, None));
+                place.filter(|_| is_alone)
             });
             let operand = operand.filter(|operand| !donated.contains(operand));
             donated.extend(operand);

@@ -2,7 +2,6 @@
 //! broadcasts and reshapes, which need no copy where strides say them, and through conversions from bf16, of
 //! which a pass makes f32 as it reads.
 
-use super::groups::is_widened;
 use crate::dtype::DType;
 use crate::graph::{Graph, NodeId};
 use crate::op::{Op, PassView};
@@ -99,6 +98,13 @@ fn reshaped(strides: &[usize], dims: &[usize], to: &[usize]) -> Option<Vec<usize
         }
     }
     Some(result)
+}
+
+/// Whether a node is bf16 in f32.
+pub(super) fn is_widened(graph: &Graph, id: NodeId) -> bool {
+    let node = &graph.nodes[id as usize];
+    let from = |&operand: &NodeId| graph.nodes[operand as usize].shape.dtype;
+    node.op == Op::Convert(DType::F32) && node.operands.first().map(from) == Some(DType::BF16)
 }
 
 #[cfg(test)]
