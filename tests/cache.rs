@@ -46,13 +46,15 @@ impl Place {
         self.store().list().unwrap()
     }
 
-    /// A command with the cache of this place.
+    /// A command with the cache of this place, without AMX: on a busy machine one cache may choose it for f32 and
+    /// another not.
     fn command(&self, words: &str) -> Command {
         let mut command = xtrain();
         command
             .args(words.split_whitespace())
             .arg("--cache_dir")
-            .arg(self.path("cache"));
+            .arg(self.path("cache"))
+            .env("XTRAIN_CPU_KERNELS", "-amx");
         command
     }
 

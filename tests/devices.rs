@@ -231,7 +231,6 @@ fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
         let numbers = ["ok    random words", "ok    one-hot products"];
         let compared = numbers.iter().all(|line| run.stdout.contains(line));
         assert_eq!(compared, device == "neuron", "{}", run.stdout);
-        assert!(!run.stdout.contains("INFLIGHT"), "{}", run.stdout);
         let run = xtrain()
             .args(["doctor", "--device", device])
             .env(variable, "/nowhere.so")

@@ -100,7 +100,10 @@ fn a_stored_graph_of_the_cpu_has_a_report() {
     let temporaries = report["memory"]["temporary_bytes"].as_f64().unwrap();
     // By liveness, before what the compiler lays out with gaps.
     let highest = highest.fold(0.0, f64::max);
-    assert!(highest <= temporaries, "{highest} of {temporaries}: {report}");
+    assert!(
+        highest <= temporaries,
+        "{highest} of {temporaries}: {report}"
+    );
     let gaps = 1.0 - highest / temporaries;
     assert!(gaps < 0.01, "{gaps}: {report}");
     let page = std::fs::read_to_string(place.path("page.html")).unwrap();

@@ -1,4 +1,4 @@
-//! What this processor's matmul kernels reach, measured once and kept beside the compiled graphs. A
+//! The speeds of this processor's matmul kernels, measured once and kept beside the compiled graphs. A
 //! machine that measures otherwise on another day keeps the kernels that it chose, and so the bits of
 //! its results; a file for each processor serves those that share a cache.
 
@@ -34,7 +34,7 @@ struct MeasuredKernel {
 }
 
 impl CacheSettings {
-    /// What each matmul kernel that this processor executes reaches: as stored, or measured now, and
+    /// The speed of each matmul kernel that this processor executes: as stored, or measured now, and
     /// then stored for later processes.
     ///
     /// # Errors

@@ -85,8 +85,8 @@ impl PlannedGraph {
 pub(super) fn note_unfused(unfused: Option<UnfusedDropout>) {
     if let Some(unfused) = unfused.filter(|_| ProcessGroup::this_writes()) {
         errln!(
-            "note: dropout of attention keeps cuDNN from computing it: {} attentions of a step write {} of scores in float32 and read them \
-             again; --config_overrides with a dropout of 0 (attn_pdrop=0 of GPT-2) or --attention_dropout_kernel cudnn avoids that",
+            "note: attention dropout disables cuDNN's attention: {} attentions write {} of scores in float32 a step, and read them again; \
+             set the dropout to 0 (GPT-2: --config_overrides attn_pdrop=0) or add --attention_dropout_kernel cudnn",
             unfused.attentions,
             bytes(unfused.score_bytes)
         );

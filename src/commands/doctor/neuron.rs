@@ -98,7 +98,7 @@ fn outside(report: &mut Report, host: &Host) {
     report.note_or(
         "device files",
         (files > 0).then(|| format!("/dev/neuron0 and {} more", files - 1)),
-        "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
+        "there is no /dev/neuron0: this is no trn1, trn2 or trn3 instance, or the driver is missing",
     );
     report.note_or(
         "free cores",

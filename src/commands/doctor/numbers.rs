@@ -1,5 +1,5 @@
-//! What a compiler that nobody has tried could get wrong in silence, compared with the host: words of the
-//! random generator, whose products of 32 bits some units compute in f32, and products with one-hot
+//! Compares with the host the results that a new compiler could get wrong in silence: words of the random
+//! generator, whose products of 32 bits some units compute in f32, and products with one-hot
 //! matrices, which stand for lookups and their gradients.
 
 use crate::Error;

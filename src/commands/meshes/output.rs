@@ -78,7 +78,7 @@ pub(super) fn text(comparison: &Comparison) -> String {
         let speed = comparison.speed(*index, compiled);
         if let (Some(seconds), Some(speed)) = (compiled.seconds, speed) {
             text += &format!(
-                "  its kernels need {:.1} ms a step at least, which is {speed:.0} examples/s at most\n",
+                "  its kernels need at least {:.1} ms a step: at most {speed:.0} examples/s\n",
                 seconds * 1e3
             );
         }

@@ -148,8 +148,8 @@ Precision {
     /// With --device cuda: float32 matmuls use TF32, several times faster; default: exact
     /// float32, as torch's
     tf32: bool = "false", TRAIN_EVAL | BENCH | PREDICT;
-    /// With --device cuda: every sum in a fixed order, so that runs on one card are equal bit for bit, for some
-    /// time and memory; elsewhere they always are
+    /// With --device cuda: a fixed order for every sum, so that runs on one card are equal bit for bit; costs
+    /// time and memory (other devices are always deterministic)
     full_determinism: bool = "false", TRAIN_EVAL | BENCH;
     /// Recompute activations in the backward pass: true or full, each layer; every:K, K layers
     /// at a time; attention, only inside attention
@@ -263,7 +263,7 @@ Checkpoints {
     /// Whether a larger metric is better; default: true except for loss and perplexity
     greater_is_better: Option<bool>, TRAIN;
     /// Resume from this checkpoint or, without a path, from the newest in output_dir; auto: from the newest
-    /// if there is one, so that a job that starts again has one command
+    /// if there is one, else start anew
     resume_from_checkpoint: Resume = "false", TRAIN, processes differ;
     /// With resume_from_checkpoint: begin the checkpoint's epoch again, instead of at its place in
     /// it; the training data may be other than the checkpoint's

@@ -150,7 +150,8 @@ impl Candidate {
         };
         let mut steps = ahead.steps().map_err(failed("recording the graphs"))?;
         steps.retain(|(name, _)| is_step(name));
-        let mut seconds = vec![0f64; self.mesh.stage];
+        // Of each stage, while every graph's is known.
+        let mut seconds = Some(vec![0f64; self.mesh.stage]);
         for (accumulates, repeats) in [(true, shapes.accumulation - 1), (false, 1)] {
             // Of batches of several shapes, the longest.
             let mut longest = vec![0f64; self.mesh.stage];
@@ -161,25 +162,27 @@ impl Candidate {
                 let mut of_shape = vec![0f64; self.mesh.stage];
                 for graph in graphs {
                     let planned = PlannedGraph::described(graph, target)?;
-                    let least = planned.bounds.map_or(0.0, |bounds| bounds.honest());
-                    of_shape[graph.stage as usize] += least;
+                    match planned.bounds {
+                        Some(bounds) => of_shape[graph.stage as usize] += bounds.honest(),
+                        None => seconds = None,
+                    }
                 }
                 for (longest, found) in longest.iter_mut().zip(of_shape) {
                     *longest = longest.max(found);
                 }
             }
-            for (seconds, longest) in seconds.iter_mut().zip(longest) {
+            for (seconds, longest) in seconds.iter_mut().flatten().zip(longest) {
                 *seconds += repeats as f64 * longest;
             }
         }
         let memory = |_: &mut Session, graph: &Graph| Ok(target.graphs.memory(graph)?);
         let found = footprints_of(&steps, &mut ahead, memory);
         let one = Footprint::largest(found.map_err(failed("compiling the best mesh"))?);
-        let slowest = seconds.into_iter().fold(0.0, f64::max);
+        let slowest = seconds.map(|all| all.into_iter().fold(0.0, f64::max));
         Ok(Compiled {
             peak: one.peak,
             graph: one.graph,
-            seconds: Some(slowest / (1.0 - self.waits)),
+            seconds: slowest.map(|slowest| slowest / (1.0 - self.waits)),
         })
     }
 

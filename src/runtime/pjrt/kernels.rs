@@ -13,7 +13,7 @@ const VARIABLE: &str = "XTRAIN_CPU_KERNELS";
 /// AVX-512 have attention.
 const CLEARLY: f64 = 1.1;
 
-/// What a matmul kernel reaches on one core of this processor.
+/// The speed of a matmul kernel on one core of this processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelSpeed {
     pub kernel: CpuKernel,

@@ -1,4 +1,4 @@
-//! What is known of releases of AWS's SDK, by the version of libneuronxla, which the plugin's package tells.
+//! Known faults of releases of AWS's SDK, by the version of libneuronxla, which the plugin's package tells.
 
 /// A release from which on something is right that was wrong.
 struct Mended {
