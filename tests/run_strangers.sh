@@ -90,7 +90,7 @@ inside 'mkdir -p /opt/ml/input/config /opt/ml/input/data/train /opt/ml/input/dat
 
 [ -n "$with_wheel" ] || exit 0
 say 'the wheel'
-inside 'rm -rf /root/.cache/xtrain base gpt2 adapter neuron two'
+inside 'rm -rf "$HOME/.cache/xtrain" base gpt2 adapter neuron two'
 inside 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null'
 start=$(date +%s.%N)
 inside 'python3 -m venv /venv && /venv/bin/pip install -q /dist/xtrain-*.whl'
