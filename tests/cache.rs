@@ -46,15 +46,13 @@ impl Place {
         self.store().list().unwrap()
     }
 
-    /// A command with the cache of this place, without AMX: on a busy machine one cache may choose it for f32 and
-    /// another not.
+    /// A command with the cache of this place.
     fn command(&self, words: &str) -> Command {
         let mut command = xtrain();
         command
             .args(words.split_whitespace())
             .arg("--cache_dir")
-            .arg(self.path("cache"))
-            .env("XTRAIN_CPU_KERNELS", "-amx");
+            .arg(self.path("cache"));
         command
     }
 

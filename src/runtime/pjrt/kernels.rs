@@ -1,6 +1,6 @@
-//! Which matmul kernels graphs get on the CPU: of each precision the one that multiplies fastest on this
-//! processor, as measured. The environment may leave some out, to measure others and to test what
-//! another processor would choose.
+//! Which matmul kernels graphs get on the CPU: of each precision the one whose instructions do the most
+//! FLOP/s on this processor, unless another clearly multiplies faster, both as measured. The environment
+//! may leave some out, to measure others and to test what another processor would choose.
 
 use crate::error::{Error, Result};
 use std::fmt;
@@ -9,9 +9,13 @@ use xtrain_graphs::{CpuKernels, DType};
 
 /// Which matmul kernels may be chosen.
 const VARIABLE: &str = "XTRAIN_CPU_KERNELS";
-/// How many times as fast a kernel has to be as one before it in [`CpuKernel::ALL`]: less is noise, and those of
-/// AVX-512 have attention.
-const CLEARLY: f64 = 1.1;
+/// Peaks whose ratio is less are equal: the kernel that is first in [`CpuKernel::ALL`] is then preferred, since
+/// those of AVX-512 have attention.
+const EQUAL: f64 = 1.2;
+/// How many times as fast as the preferred kernel another has to multiply. What else the machine does slows
+/// the kernels unequally, AMX most, whose tiles the threads of a core share: less would make the choice,
+/// and so the bits of results and the key of a compiled graph, a matter of the hour.
+const CLEARLY: f64 = 1.5;
 
 /// The speed of a matmul kernel on one core of this processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,13 +104,20 @@ fn choose_among(speeds: &[KernelSpeed], allowed: &str) -> Result<CpuKernels> {
             .into_iter()
             .filter(|kernel| kernel.dtype() == dtype);
         let candidates = of_type.filter(|kernel| may_be(*kernel)).filter_map(speed);
-        candidates.reduce(|best, next| {
+        let preferred = candidates.clone().reduce(|best, next| {
+            if next.peak > EQUAL * best.peak {
+                next
+            } else {
+                best
+            }
+        })?;
+        Some(candidates.fold(preferred, |best, next| {
             if next.gflops > CLEARLY * best.gflops {
                 next
             } else {
                 best
             }
-        })
+        }))
     };
     let chosen = [fastest(DType::BF16), fastest(DType::F32)];
     let is_chosen = |kernel| chosen.iter().flatten().any(|speed| speed.kernel == kernel);
@@ -157,6 +168,27 @@ mod tests {
         let noisy = all(&[(Avx512Bf16, 160.0), (Avx512WidenedBf16, 165.0)]);
         assert_eq!(chosen(&noisy, "").0, Some(Avx512Bf16));
         assert_eq!(chosen(&[], ""), (None, None));
+    }
+
+    /// What a Xeon with AMX reached alone, and beside work that kept its tiles busy; and one whose tiles
+    /// would not be worth their use.
+    #[test]
+    fn other_work_does_not_change_the_choice() {
+        let measured = |amx: (f64, f64), avx512: (f64, f64)| {
+            [(AmxF32, amx), (Avx512F32, avx512)]
+                .map(|(kernel, (gflops, peak))| KernelSpeed {
+                    kernel,
+                    gflops,
+                    peak,
+                })
+                .to_vec()
+        };
+        let alone = measured((167.6, 382.3), (137.8, 177.9));
+        let busy = measured((61.8, 360.9), (75.1, 156.7));
+        let useless = measured((61.8, 360.9), (137.8, 177.9));
+        assert_eq!(chosen(&alone, "").1, Some(AmxF32));
+        assert_eq!(chosen(&busy, "").1, Some(AmxF32));
+        assert_eq!(chosen(&useless, "").1, Some(Avx512F32));
     }
 
     #[test]
