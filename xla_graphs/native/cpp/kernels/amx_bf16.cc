@@ -38,22 +38,22 @@ struct Amx : Tiles {
         for (int i = 0; i < 8; ++i) Prefetch(ahead + 64 * i);
         ahead += 512;
       }
-      _tile_loadd(6, b, 64);
-      _tile_loadd(4, a, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 256, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + 256, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      tiles::Load<6>(b, 64);
+      tiles::Load<4>(a, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::Load<7>(b + 256, 64);
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::Load<5>(a + 256, 64);
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::MultiplyAdd<3, 5, 7>();
     }
     if (to == nullptr && !x.c_bf16 && rows == 32 && columns == 32) {
       float* c = static_cast<float*>(x.c) + at;
       const int64_t pitch = x.c_strides[2];
-      _tile_stored(0, c, pitch * 4);
-      _tile_stored(1, c + 16, pitch * 4);
-      _tile_stored(2, c + 16 * pitch, pitch * 4);
-      _tile_stored(3, c + 16 * pitch + 16, pitch * 4);
+      tiles::Store<0>(c, pitch * 4);
+      tiles::Store<1>(c + 16, pitch * 4);
+      tiles::Store<2>(c + 16 * pitch, pitch * 4);
+      tiles::Store<3>(c + 16 * pitch + 16, pitch * 4);
       return;
     }
     alignas(64) float here[1024];

@@ -46,54 +46,54 @@ struct AmxOfThree : Tiles {
     const uint32_t *a = left, *b = right;
     for (int64_t k = 0; k < words; k += 16, a += A::kPerK * 16, b += B::kPerK * 16) {
       // First of A, third of B; the smallest products first. Tiles are loaded as soon as they are free.
-      _tile_loadd(6, b + kThird, 64);
-      _tile_loadd(4, a, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + kThird + 256, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + 256, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, b + kSecond, 64);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(7, b + kSecond + 256, 64);
+      tiles::Load<6>(b + kThird, 64);
+      tiles::Load<4>(a, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::Load<7>(b + kThird + 256, 64);
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::Load<5>(a + 256, 64);
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::Load<6>(b + kSecond, 64);
+      tiles::MultiplyAdd<3, 5, 7>();
+      tiles::Load<7>(b + kSecond + 256, 64);
       prefetch();
       // First, second.
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, b, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(7, b + 256, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::Load<6>(b, 64);
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::MultiplyAdd<3, 5, 7>();
+      tiles::Load<7>(b + 256, 64);
       prefetch();
       // First, first.
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(4, a + kThird, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(5, a + kThird + 256, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::Load<4>(a + kThird, 64);
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::MultiplyAdd<3, 5, 7>();
+      tiles::Load<5>(a + kThird + 256, 64);
       prefetch();
       // Third, first.
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(4, a + kSecond, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(5, a + kSecond + 256, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::Load<4>(a + kSecond, 64);
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::MultiplyAdd<3, 5, 7>();
+      tiles::Load<5>(a + kSecond + 256, 64);
       prefetch();
       // Second, first.
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, b + kSecond, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(7, b + kSecond + 256, 64);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::Load<6>(b + kSecond, 64);
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::MultiplyAdd<3, 5, 7>();
+      tiles::Load<7>(b + kSecond + 256, 64);
       prefetch();
       // Second, second.
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::MultiplyAdd<3, 5, 7>();
       prefetch();
     }
     alignas(64) float sums[kMr * kNr];

@@ -9,6 +9,42 @@
 namespace xtrain::kernels {
 namespace {
 
+#ifndef XTRAIN_EMULATES_TILES  // as tests do
+// AMX's instructions. Not the compilers' intrinsics: Clang 13 releases the tiles at the end of every function that has one, and GCC's
+// `_tile_loadconfig` says of 8 bytes only that it reads them. No more than those of GCC do `Load` and `Store` say which memory they touch.
+namespace tiles {
+
+inline __attribute__((always_inline)) void Configure(const void* shapes) {
+  __asm__ volatile("ldtilecfg %0" : : "m"(*static_cast<const char(*)[64]>(shapes)));
+}
+
+inline __attribute__((always_inline)) void Release() { __asm__ volatile("tilerelease"); }
+
+template <int kTo>
+inline __attribute__((always_inline)) void Zero() {
+  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTo));
+}
+
+// 16 rows of 64 bytes, `stride` bytes apart.
+template <int kTo>
+inline __attribute__((always_inline)) void Load(const void* from, int64_t stride) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTo));
+}
+
+template <int kFrom>
+inline __attribute__((always_inline)) void Store(void* to, int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kFrom) : "memory");
+}
+
+// f32 sums += A B, of pairs of bf16.
+template <int kSums, int kA, int kB>
+inline __attribute__((always_inline)) void MultiplyAdd() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+}  // namespace tiles
+#endif
+
 struct Tiles {
   static constexpr int kMr = 32, kNr = 32;
   static constexpr bool kReadsRows = false, kBInL1 = false;
@@ -22,14 +58,13 @@ struct Tiles {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  // The tiles are configured for as long as a thread works. From a constant: GCC's intrinsic says of 8 bytes only that it reads them, so
-  // that stores to the others of a variable are dead to the optimizer.
+  // The tiles are configured for as long as a thread works.
   struct State {
     State() {
       alignas(64) static constexpr Shapes kShapes;
-      _tile_loadconfig(&kShapes);
+      tiles::Configure(&kShapes);
     }
-    ~State() { _tile_release(); }
+    ~State() { tiles::Release(); }
   };
 
   // Products of tiles of bf16, `kProducts` of them for one of the kernel's own type.
@@ -37,42 +72,42 @@ struct Tiles {
   static double SpinOf(int64_t words) {
     const State state;
     Begin(nullptr);
-    _tile_zero(4);
-    _tile_zero(5);
-    _tile_zero(6);
-    _tile_zero(7);
+    tiles::Zero<4>();
+    tiles::Zero<5>();
+    tiles::Zero<6>();
+    tiles::Zero<7>();
     const int64_t steps = words / 16;
     for (int64_t k = 0; k < steps; ++k) {
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      tiles::MultiplyAdd<0, 4, 6>();
+      tiles::MultiplyAdd<1, 4, 7>();
+      tiles::MultiplyAdd<2, 5, 6>();
+      tiles::MultiplyAdd<3, 5, 7>();
     }
     return 2.0 * kMr * kNr * 32 * steps / kProducts;
   }
 
   // C as it is before: `from`, or 0.
   static inline __attribute__((always_inline)) void Begin(const float* from) {
-    // What tiles are loaded from is written: the intrinsics do not say that they read memory.
+    // What tiles are loaded from is written: `Load` does not say that it reads memory.
     __asm__ volatile("" : : : "memory");
     if (from == nullptr) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      tiles::Zero<0>();
+      tiles::Zero<1>();
+      tiles::Zero<2>();
+      tiles::Zero<3>();
     } else {
-      _tile_loadd(0, from, 64);
-      _tile_loadd(1, from + 256, 64);
-      _tile_loadd(2, from + 512, 64);
-      _tile_loadd(3, from + 768, 64);
+      tiles::Load<0>(from, 64);
+      tiles::Load<1>(from + 256, 64);
+      tiles::Load<2>(from + 512, 64);
+      tiles::Load<3>(from + 768, 64);
     }
   }
 
   static inline __attribute__((always_inline)) void Store(float* sums) {
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
+    tiles::Store<0>(sums, 64);
+    tiles::Store<1>(sums + 256, 64);
+    tiles::Store<2>(sums + 512, 64);
+    tiles::Store<3>(sums + 768, 64);
   }
 
   // Sums, as tiles are stored, to C.

@@ -87,18 +87,34 @@ inline void MultiplyAddPairs(int sums, int a, int b) {
 
 }  // namespace emulated
 
-#undef _tile_loadconfig
-#undef _tile_release
-#undef _tile_zero
-#undef _tile_loadd
-#undef _tile_stored
-#undef _tile_dpbf16ps
-#define _tile_loadconfig(config) emulated::Configure(config)
-#define _tile_release() emulated::Release()
-#define _tile_zero(to) emulated::Zero(to)
-#define _tile_loadd(to, from, stride) emulated::Load(to, from, stride)
-#define _tile_stored(from, to, stride) emulated::Store(from, to, stride)
-#define _tile_dpbf16ps(sums, a, b) emulated::MultiplyAddPairs(sums, a, b)
+#define XTRAIN_EMULATES_TILES
+
+namespace xtrain::kernels {
+namespace {
+namespace tiles {
+
+inline void Configure(const void* shapes) { emulated::Configure(shapes); }
+inline void Release() { emulated::Release(); }
+template <int kTo>
+void Zero() {
+  emulated::Zero(kTo);
+}
+template <int kTo>
+void Load(const void* from, int64_t stride) {
+  emulated::Load(kTo, from, stride);
+}
+template <int kFrom>
+void Store(void* to, int64_t stride) {
+  emulated::Store(kFrom, to, stride);
+}
+template <int kSums, int kA, int kB>
+void MultiplyAdd() {
+  emulated::MultiplyAddPairs(kSums, kA, kB);
+}
+
+}  // namespace tiles
+}  // namespace
+}  // namespace xtrain::kernels
 
 // Beside the kernels that the processor executes.
 #define kAmxBf16 kAmxBf16Emulated

@@ -961,7 +961,8 @@ int Bench(int threads) {
     const Implementation* kernel = Find(named.kernel);
     // B, H, K, T, D.
     constexpr int64_t kHeads[][5] = {{8, 6, 6, 256, 64}, {4, 12, 12, 128, 64}, {2, 12, 12, 512, 64}, {2, 12, 12, 1024, 64}, {1, 8, 2, 4096, 64}};
-    for (const auto& [b, h, kv, t, d] : kHeads) {
+    for (const int64_t(&shape)[5] : kHeads) {
+      const int64_t b = shape[0], h = shape[1], kv = shape[2], t = shape[3], d = shape[4];
       if (kernel == nullptr || kernel->attention.plan == nullptr) continue;
       const int64_t size = b * h * t * d;
       std::vector<std::vector<float>> arrays(8, std::vector<float>(size, 0.01f));
