@@ -19,13 +19,26 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let lib = Path::new(XLA_DIR).join("lib");
 
-    thread::scope(|scope| {
+    let kernels = thread::scope(|scope| {
         scope.spawn(|| check_descriptors(&out, &lib));
         scope.spawn(|| build_gloo_engine(&out));
-        scope.spawn(build_kernels);
-        scope.spawn(|| compiler().file("cpp/profile.cc").compile("xtrain_profile"));
+        let kernels = scope.spawn(build_kernels);
+        scope.spawn(|| {
+            quiet_compiler()
+                .file("cpp/profile.cc")
+                .compile("xtrain_profile")
+        });
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
+        kernels.join().expect("the kernels compile")
     });
+    // One order, whichever is ready first: the library's bytes depend on it.
+    for name in ["xtrain_profile"]
+        .into_iter()
+        .map(String::from)
+        .chain(kernels)
+    {
+        println!("cargo:rustc-link-lib=static={name}");
+    }
 
     let kernels = digest_of_kernels();
     println!("cargo:rustc-env=XTRAIN_XLA_VERSION={XLA_VERSION}, kernels {kernels}");
@@ -39,8 +52,9 @@ fn main() {
 }
 
 /// Kernels of our own, each for processors that have what it needs: a unit with its flags. Nothing
-/// of them is executed before the processor is asked (`find.cc`). Others than x86-64 have none.
-fn build_kernels() {
+/// of them is executed before the processor is asked (`find.cc`). Others than x86-64 have none. Gives
+/// back the libraries' names.
+fn build_kernels() -> Vec<String> {
     const AVX512: [&str; 5] = [
         "-mavx512f",
         "-mavx512bw",
@@ -78,15 +92,16 @@ fn build_kernels() {
             ("loops_avx512", &pass_avx512),
         ]);
     }
-    for (file, flags) in units {
-        let mut build = compiler();
+    let compiled = units.into_iter().map(|(file, flags)| {
+        let mut build = quiet_compiler();
         for flag in flags {
             build.flag(flag);
         }
-        build
-            .file(format!("cpp/kernels/{file}.cc"))
-            .compile(&format!("xtrain_kernel_{file}"));
-    }
+        let name = format!("xtrain_kernel_{file}");
+        build.file(format!("cpp/kernels/{file}.cc")).compile(&name);
+        name
+    });
+    compiled.collect()
 }
 
 /// Of the kernels' sources and flags: equal digests compute equal bits. It is a part of the library's
@@ -131,6 +146,13 @@ fn compiler() -> cc::Build {
     build
         .flag("-fvisibility=hidden")
         .flag("-Wno-deprecated-declarations");
+    build
+}
+
+/// The same, which leaves it to `main` to tell cargo of the library.
+fn quiet_compiler() -> cc::Build {
+    let mut build = compiler();
+    build.cargo_metadata(false);
     build
 }
 
