@@ -2,7 +2,7 @@
 //! them and says of them, and curves with and without. The kernels' numbers are in
 //! `xla_graphs/native/tests/numerics/kernels.rs`.
 
-use crate::support::{Run, json_lines, xtrain};
+use crate::support::{Run, as_users, json_lines};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
@@ -24,7 +24,7 @@ const TRAIN: &str = "train clm --train_file train.txt --tokenizer_name tokenizer
 
 fn train(dir: &Path, more: &str) -> Run {
     let words = format!("{TRAIN} {MODEL} --cache_dir cache {more}");
-    let run = xtrain().dir(dir).args(words.split_whitespace()).run();
+    let run = as_users().dir(dir).args(words.split_whitespace()).run();
     run.succeeded();
     run
 }
@@ -84,14 +84,14 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     let prompt: String = xtrain::commands::corpus::TEXT.chars().take(40).collect();
     for (line, more) in [(evaluates, None), (generates, Some(&prompt))] {
         let args = line.split_whitespace().chain(more.map(String::as_str));
-        let run = xtrain()
+        let run = as_users()
             .dir(dir)
             .args(args)
             .args(["--cache_dir", "cache"])
             .run();
         run.succeeded();
     }
-    let listed = xtrain()
+    let listed = as_users()
         .dir(dir)
         .args(["cache", "ls", "--json", "--cache_dir", "cache"])
         .run();
@@ -101,7 +101,7 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
         of_phase
             .map(|entry| {
                 let id = entry["id"].as_str().unwrap();
-                let shown = xtrain()
+                let shown = as_users()
                     .dir(dir)
                     .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
                     .run();
@@ -144,7 +144,7 @@ fn a_number_of_threads_is_a_compiled_graph_of_its_own() {
     for (a, b) in one.iter().zip(&two) {
         assert!((a - b).abs() <= 1e-4 * a.abs(), "{one:?}, {two:?}");
     }
-    let refused = xtrain()
+    let refused = as_users()
         .dir(dir)
         .args(["bench", "--cpu_threads", "0"])
         .run();
@@ -203,7 +203,7 @@ fn the_measured_kernels_are_stored_and_decide() {
         .stderr
         .split_once("`xtrain cache explain ")
         .expect(&other.stderr);
-    let explained = xtrain()
+    let explained = as_users()
         .dir(dir)
         .args(["cache", "explain", &rest[..8], "--cache_dir", "cache"])
         .run();
@@ -219,7 +219,7 @@ fn the_measured_kernels_are_stored_and_decide() {
     );
     let again = train(dir, "");
     assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
-    let doctor = xtrain()
+    let doctor = as_users()
         .dir(dir)
         .args(["doctor", "--cache_dir", "cache"])
         .run();
@@ -250,7 +250,7 @@ fn bf16_learns_the_same_by_every_set_of_kernels() {
     let fastest = losses(dir);
     for left_out in ["-amx,-avx512-bf16", "-amx,-avx512"] {
         let words = format!("{TRAIN} {MODEL} --bf16 --cache_dir cache");
-        let run = xtrain()
+        let run = as_users()
             .dir(dir)
             .env("XTRAIN_CPU_KERNELS", left_out)
             .args(words.split_whitespace())
@@ -265,7 +265,7 @@ fn bf16_learns_the_same_by_every_set_of_kernels() {
             );
         }
     }
-    let refused = xtrain()
+    let refused = as_users()
         .dir(dir)
         .env("XTRAIN_CPU_KERNELS", "-avx51")
         .args(format!("{TRAIN} {MODEL}").split_whitespace())
@@ -286,7 +286,7 @@ fn a_profile_names_the_parts_of_a_step() {
     let bench = |more: &str| -> serde_json::Value {
         let words = "bench --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=128,n_positions=64,vocab_size=512 --batch 4 \
                      --seq 64 --steps 2 --warmup 0 --json --cache_dir cache ";
-        let run = xtrain()
+        let run = as_users()
             .dir(dir.path())
             .args((words.to_string() + more).split_whitespace())
             .run();
@@ -325,14 +325,14 @@ fn common_updates_have_loops_of_their_own() {
     let dir = place();
     let dir = dir.path();
     train(dir, "--weight_decay 0.1");
-    let listed = xtrain()
+    let listed = as_users()
         .dir(dir)
         .args(["cache", "ls", "--json", "--cache_dir", "cache"])
         .run();
     let entries: Vec<serde_json::Value> = serde_json::from_str(&listed.stdout).unwrap();
     let step = entries.iter().find(|entry| entry["phase"] == "train");
     let id = step.unwrap()["id"].as_str().unwrap();
-    let shown = xtrain()
+    let shown = as_users()
         .dir(dir)
         .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
         .run();

@@ -2,7 +2,7 @@
 //! as `tests/data/make_directories.py` recorded it, and is read again as it was saved; or it is
 //! refused by name.
 
-use crate::support::{Run, data_dir, xtrain};
+use crate::support::{Run, as_users, data_dir};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn cases() -> Vec<Value> {
 /// Runs a command of a case's task on a model.
 fn run(case: &Value, verb: &str, model: &Path, out: &Path) -> Run {
     let task = case["task"].as_str().unwrap();
-    let mut run = xtrain();
+    let mut run = as_users();
     run.dir(&folder())
         .args([verb, task, "--model_name_or_path"]);
     run.arg(model).arg("--output_dir").arg(out);
@@ -137,7 +137,7 @@ fn copied(name: &str) -> tempfile::TempDir {
 }
 
 fn words(dir: &Path, line: &str) -> Run {
-    let mut run = xtrain();
+    let mut run = as_users();
     run.dir(dir).args(line.split_whitespace());
     run.args(["--disable_tqdm", "--block_size", "12"]);
     run.arg("--train_file").arg(folder().join("text.txt"));
@@ -206,7 +206,7 @@ fn what_others_read_beside_a_model_is_kept() {
 fn texts_that_pass_the_length_of_pretraining_are_not_generated() {
     let dir = copied("phi3-long-long");
     let generate = |tokens: &str| {
-        let mut run = xtrain();
+        let mut run = as_users();
         run.dir(dir.path()).args(
             "generate --model_name_or_path model --do_sample false --max_new_tokens".split(' '),
         );
@@ -229,7 +229,7 @@ fn texts_that_pass_the_length_of_pretraining_are_not_generated() {
 #[test]
 fn xla_obeys_the_flags_that_it_knows() {
     let run = |flags: &str| {
-        let mut run = xtrain();
+        let mut run = as_users();
         run.dir(&folder()).env("XLA_FLAGS", flags);
         run.args("eval clm --model_name_or_path gpt2-first --tokenizer_name decoder --validation_file text.txt --block_size 12".split(' '));
         let run = run.run();

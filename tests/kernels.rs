@@ -1,7 +1,7 @@
 //! The report on compiled modules (`--kernels`), of stored graphs of the CPU's and of cards that are
 //! described. Those need the plugin that `XTRAIN_TEST_CUDA_PLUGIN` names, and no card.
 
-use crate::support::{Command, Run, copy_tokenizer, data_text, xtrain};
+use crate::support::{Command, Run, as_users, copy_tokenizer, data_text};
 use crate::target::cuda_plugin;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -34,7 +34,7 @@ impl Place {
     }
 
     fn command(&self, line: &str) -> Command {
-        let mut command = xtrain();
+        let mut command = as_users();
         command
             .dir(self.dir.path())
             .args(line.split_whitespace())

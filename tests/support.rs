@@ -153,8 +153,23 @@ pub fn xtrain() -> Command {
         )
         // Each step is recorded again and compared with the first of its kind.
         .env("XTRAIN_RECORD_AGAIN", "1")
+        .env("XLA_FLAGS", LESS_OPTIMIZED)
         .stdin(std::process::Stdio::null());
     Command(command)
+}
+
+/// XLA makes the same graph into slower code in less than half of the time. Most tests compile for
+/// longer than they train, and compare one run of xtrain with another. What is compared with
+/// transformers, PyTorch, TRL and PEFT, kernels and pages of the documentation have the code that
+/// users have: see [`as_users`].
+const LESS_OPTIMIZED: &str =
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false";
+
+/// The program with the code that users have.
+pub fn as_users() -> Command {
+    let mut command = xtrain();
+    command.0.env_remove("XLA_FLAGS");
+    command
 }
 
 impl Command {

@@ -3,7 +3,7 @@
 //! (`tests/cuda_wheels` fetches one).
 
 use crate::neuron::stand_in;
-use crate::support::{Command, Run, copy_tokenizer, data_text, small_config, xtrain};
+use crate::support::{Command, Run, as_users, copy_tokenizer, data_text, small_config};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xtrain_test_groups::Group;
@@ -63,7 +63,7 @@ impl Bench {
     }
 
     pub(crate) fn command(&self, words: &str) -> Command {
-        let mut command = xtrain();
+        let mut command = as_users();
         command.args(words.split_whitespace()).args([
             "--model_type",
             self.model_type,
@@ -93,7 +93,7 @@ impl Bench {
 #[test]
 fn the_plugin_opens_without_raw_lines() {
     let Some(plugin) = cuda_plugin() else { return };
-    let run = xtrain()
+    let run = as_users()
         .args(["doctor", "--device", "cuda"])
         .env("XTRAIN_CUDA_PLUGIN", &plugin)
         .run();
@@ -243,7 +243,7 @@ fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
     };
     let weights = |out: &str| std::fs::read(path(out).join("model.safetensors")).unwrap();
     let cache = |name: &str, words: &str| {
-        let mut command = xtrain();
+        let mut command = as_users();
         let run = command
             .arg("cache")
             .args(words.split_whitespace())
@@ -330,7 +330,7 @@ fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
 
 /// `xtrain doctor` of a host that cannot lower: it says so, and that the cache has nothing for its own graph.
 fn assert_doctor_cannot_lower(plugin: &Path, missing: &Path, cache: &Path) {
-    let mut doctor = xtrain();
+    let mut doctor = as_users();
     doctor
         .args(["doctor", "--device", "cuda"])
         .env("XTRAIN_CUDA_PLUGIN", plugin)
@@ -364,7 +364,7 @@ fn a_compile_check_lowers_all_that_a_run_needs() {
     bench
         .run(&format!("{check} --weight_decay 0.01"))
         .succeeded();
-    let listed = xtrain()
+    let listed = as_users()
         .args(["cache", "ls", "--cache_dir"])
         .arg(path("cache"))
         .run();
@@ -378,7 +378,7 @@ fn a_compile_check_lowers_all_that_a_run_needs() {
         ("cache", &["export", "--modules_only"][..]),
         ("node", &["import"]),
     ] {
-        let mut command = xtrain();
+        let mut command = as_users();
         command
             .arg("cache")
             .args(words)
@@ -389,7 +389,7 @@ fn a_compile_check_lowers_all_that_a_run_needs() {
         command.run().succeeded();
     }
     let on_node = |words: &str| {
-        let mut command = xtrain();
+        let mut command = as_users();
         command
             .args(words.split_whitespace())
             .args(["--device", "cuda", "--cache_dir"])
@@ -476,7 +476,7 @@ fn every_card_compiles_and_is_kept_apart() {
     assert_eq!(ids.len(), 4, "{ids:?}");
 
     let cache = |words: &str| {
-        let mut command = xtrain();
+        let mut command = as_users();
         command
             .arg("cache")
             .args(words.split_whitespace())
@@ -528,7 +528,7 @@ fn every_family_compiles_for_a_card() {
         copy_tokenizer(tokenizer, &model);
         let text = serde_json::to_string(config.values()).unwrap();
         std::fs::write(model.join("config.json"), text).unwrap();
-        let run = xtrain()
+        let run = as_users()
             .args(format!("compile {task} --device cuda --target h200 --bf16").split(' '))
             .args([
                 "--per_device_train_batch_size",

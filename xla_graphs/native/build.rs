@@ -19,7 +19,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let lib = Path::new(XLA_DIR).join("lib");
 
-    let kernels = thread::scope(|scope| {
+    let libraries = thread::scope(|scope| {
         scope.spawn(|| check_descriptors(&out, &lib));
         scope.spawn(|| build_gloo_engine(&out));
         let kernels = scope.spawn(build_kernels);
@@ -29,14 +29,12 @@ fn main() {
                 .compile("xtrain_profile")
         });
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
-        kernels.join().expect("the kernels compile")
+        let mut libraries = kernels.join().expect("the kernels compile");
+        libraries.push("xtrain_profile".into());
+        libraries
     });
-    // One order, whichever is ready first: the library's bytes depend on it.
-    for name in ["xtrain_profile"]
-        .into_iter()
-        .map(String::from)
-        .chain(kernels)
-    {
+    // One order, whichever is ready first: the bytes of what is linked depend on it.
+    for name in libraries {
         println!("cargo:rustc-link-lib=static={name}");
     }
 
