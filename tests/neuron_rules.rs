@@ -246,9 +246,11 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         of_reference: false,
                     },
                 };
-                let chips = [NeuronChip::Trn1, NeuronChip::Trn2];
+                // Chips differ in 8-bit floats and 64-bit integers, which no precision of these has.
+                let plain = precision == Precision::F32 && kind == ADAMW && accumulation == 1;
+                let second = plain.then_some(NeuronChip::Trn2);
                 for graph in recorded(&training) {
-                    for chip in chips {
+                    for chip in [NeuronChip::Trn1].into_iter().chain(second) {
                         let name = &graph.name;
                         let place = format!("{family} {task:?} {precision} {kind:?} {name} {chip}");
                         instructions += assert_known(library, &graph, chip, &place);
