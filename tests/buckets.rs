@@ -130,14 +130,18 @@ fn another_runs_files_are_kept_until_they_are_given_up() {
         ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     );
     let before = place.store.names();
-    let refused = place.train("second", URL, "");
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(
-        refused.stderr.contains(&format!("{URL} is not empty")),
-        "{}",
-        refused.stderr
-    );
-    assert_eq!(place.store.names(), before);
+    let elsewhere = place.local("first").join("checkpoint-2");
+    let from_elsewhere = format!("--resume_from_checkpoint {}", elsewhere.display());
+    for more in ["", &from_elsewhere] {
+        let refused = place.train("second", URL, more);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains(&format!("{URL} is not empty")),
+            "{}",
+            refused.stderr
+        );
+        assert_eq!(place.store.names(), before);
+    }
     let shorter = "--overwrite_output_dir --max_steps 3 --seed 7 --save_steps 3";
     place.train("second", URL, shorter).succeeded();
     assert_eq!(place.checkpoints(), ["checkpoint-3"]);

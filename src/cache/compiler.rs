@@ -8,7 +8,7 @@ use super::key::{self, CompileEnvironment, Key};
 use super::program::{Form, stored_or_emitted};
 use super::store::{EntryStore, now};
 use super::{CacheSettings, Error};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::lock::Lock;
@@ -29,7 +29,7 @@ pub(super) struct Compiler {
     form: Form,
     store: Option<Box<dyn EntryStore>>,
     settings: CacheSettings,
-    /// What was printed, warnings and changes of settings, so that each is printed once.
+    /// Changes of settings that were printed, so that each is printed once.
     printed: Mutex<HashSet<String>>,
 }
 
@@ -343,8 +343,11 @@ impl Compiler {
         Some(Reason::new(&explanation, compared))
     }
 
+    /// Once in a process: a run, its evaluation and its sample may each have a compiler.
     fn warn(&self, text: String) {
-        if self.is_new(text.clone()) {
+        static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.insert(text.clone()) {
             say(&format!("warning: {text}"));
         }
     }

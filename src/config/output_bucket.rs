@@ -6,6 +6,7 @@ use super::command::sets::TRAINING;
 use super::error::UsageError;
 use super::flags::Flags;
 use super::kind::is_bucket;
+use super::rules::output::has_checkpoint;
 use super::sources::cache_dir;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -123,8 +124,16 @@ pub fn fetch(flags: &Flags) -> Result<(), UsageError> {
                 ));
             }
         }
-        Resume::No if run.objects.is_empty() => {}
-        Resume::No if *flags.overwrite_output_dir => run.count_runs().map_err(failed)?,
+        Resume::No | Resume::From(_) if run.objects.is_empty() => {}
+        Resume::From(path) if has_checkpoint(dir, path) => {}
+        Resume::No | Resume::From(_) if *flags.overwrite_output_dir => {
+            run.count_runs().map_err(failed)?;
+        }
+        Resume::From(_) if is_refused => {
+            return Err(not_empty(
+                "to resume from another directory's checkpoint, name an empty folder, or add --overwrite_output_dir to replace its files",
+            ));
+        }
         Resume::No if is_refused => {
             return Err(not_empty(
                 "add --resume_from_checkpoint to resume from its newest checkpoint, --overwrite_output_dir to replace its files, or name another folder",

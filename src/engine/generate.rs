@@ -244,7 +244,6 @@ impl Generator {
             let ids = self.tokenizer.encode_with_special_tokens(prompt);
             encoded.push(ids.map_err(failed("tokenizing the prompt"))?);
         }
-        // Before the prompt is shown.
         check_prompts(&*self.loaded.model, &encoded).map_err(failed("generating"))?;
         let decode = |ids: &Vec<u32>| self.tokenizer.decode(ids, true);
         let mut texts = encoded
@@ -252,11 +251,12 @@ impl Generator {
             .map(decode)
             .collect::<Result<Vec<_>, _>>()
             .map_err(failed("decoding the prompt"))?;
-        if let ([text], 1) = (&texts[..], self.sequences) {
-            show(text);
-        }
+        let ahead = match (&texts[..], self.sequences) {
+            ([text], 1) => text,
+            _ => "",
+        };
         self.conversation = CachedText::default();
-        let new = self.generate(&encoded, false, show)?;
+        let new = self.generate(&encoded, false, ahead, show)?;
         let mut all = Vec::new();
         for (prompt, new) in texts.drain(..).zip(new.chunks(self.sequences)) {
             all.extend(new.iter().map(|new| format!("{prompt}{new}")));
@@ -286,7 +286,7 @@ impl Generator {
         // The template has written all special tokens.
         let prompt = self.tokenizer.encode(&text.text);
         let prompt = prompt.map_err(failed("tokenizing the conversation"))?;
-        let answers = self.generate(&[prompt], true, show)?;
+        let answers = self.generate(&[prompt], true, "", show)?;
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
@@ -297,11 +297,12 @@ impl Generator {
         check_memory(&self.session, model, texts, tokens, most).map_err(failed("generating"))
     }
 
-    /// The new texts, prompt by prompt; a single one is shown while it grows.
+    /// The new texts, prompt by prompt; a single one is shown while it grows, after the text `ahead`.
     fn generate(
         &mut self,
         prompts: &[Vec<u32>],
         is_conversation: bool,
+        ahead: &str,
         show: &mut dyn FnMut(&str),
     ) -> Result<Vec<String>, Error> {
         let lengths = || prompts.iter().map(Vec::len);
@@ -317,6 +318,8 @@ impl Generator {
             .map(|prompt| Reader::new(TextStream::after(&self.tokenizer, prompt), stops))
             .collect();
         let is_single = rows.len() == 1;
+        // Up to the second token graphs are compiled, of which lines tell: a text begins after them.
+        let (mut held, mut tokens) = (ahead.to_string(), 0);
         let mut problem = None;
         let request = Request {
             prompts: &rows,
@@ -334,11 +337,14 @@ impl Generator {
             cached,
             &mut |row, token| {
                 match readers[row].push(token) {
-                    Ok(text) => {
-                        if is_single && !text.is_empty() {
-                            show(text);
+                    Ok(text) if is_single => {
+                        held.push_str(text);
+                        tokens += 1;
+                        if tokens > 1 && !held.is_empty() {
+                            show(&std::mem::take(&mut held));
                         }
                     }
+                    Ok(_) => {}
                     Err(error) => problem = Some(error),
                 }
                 problem.is_none() && !readers[row].is_stopped
@@ -347,7 +353,7 @@ impl Generator {
         .map_err(failed("generating"))?;
         for reader in &mut readers {
             match reader.finish() {
-                Ok(text) if is_single => show(text),
+                Ok(text) if is_single => show(&(std::mem::take(&mut held) + text)),
                 Ok(_) => {}
                 Err(error) => problem = Some(error),
             }

@@ -6,7 +6,7 @@ pub mod contents;
 mod data;
 mod device;
 mod model;
-mod output;
+pub(super) mod output;
 mod preference;
 mod processes;
 #[cfg(test)]

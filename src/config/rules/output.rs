@@ -267,9 +267,7 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
         Resume::From(path) => {
             // Resuming in the checkpoint's own directory is the point; in another one there may be
             // another run's work.
-            let own = path.canonicalize().ok();
-            let own = own.as_deref().and_then(Path::parent);
-            if own.is_some() && own == output.canonicalize().ok().as_deref() {
+            if has_checkpoint(output, path) {
                 return Ok(());
             }
             empty_output(
@@ -283,6 +281,13 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
         ),
         Resume::No => empty_output(output, ANOTHER),
     }
+}
+
+/// Whether a checkpoint is one of the directory's.
+pub(crate) fn has_checkpoint(output: &Path, checkpoint: &Path) -> bool {
+    let own = checkpoint.canonicalize().ok();
+    let own = own.as_deref().and_then(Path::parent);
+    own.is_some() && own == output.canonicalize().ok().as_deref()
 }
 
 fn empty_output(output: &Path, fix: &str) -> Verdict {
