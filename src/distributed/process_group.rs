@@ -72,6 +72,8 @@ pub struct ProcessGroup {
     saved: AtomicU64,
     /// How often this process is saving and compiling.
     busy: [AtomicUsize; 2],
+    /// Waits for values of other ranks.
+    waits: AtomicUsize,
     /// As heartbeats' answers say: others save or compile, and may so delay the devices.
     others_are_busy: AtomicBool,
     devices_are_delayed: AtomicBool,
@@ -121,6 +123,7 @@ impl ProcessGroup {
             idle,
             saved: AtomicU64::new(NONE),
             busy: Default::default(),
+            waits: AtomicUsize::new(0),
             others_are_busy: AtomicBool::new(false),
             devices_are_delayed: AtomicBool::new(false),
             reached: Mutex::default(),
@@ -181,7 +184,9 @@ impl ProcessGroup {
 
     fn state(&self) -> Beat {
         let saved = self.saved.load(Ordering::Relaxed);
-        let is_at = |work: Work| self.busy[work as usize].load(Ordering::Relaxed) > 0;
+        // Who waits for another rank keeps none waiting, or each would excuse the other for ever.
+        let waits = self.waits.load(Ordering::Relaxed) > 0;
+        let is_at = |work: Work| !waits && self.busy[work as usize].load(Ordering::Relaxed) > 0;
         Beat {
             saved: (saved != NONE).then_some(saved),
             is_saving: is_at(Work::Saving),
@@ -244,6 +249,13 @@ impl ProcessGroup {
     }
 
     fn wait_within(&self, key: &str, patience: Duration, look: Duration) -> Result<Vec<u8>> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        let value = self.value_within(key, patience, look);
+        self.waits.fetch_sub(1, Ordering::Relaxed);
+        value
+    }
+
+    fn value_within(&self, key: &str, patience: Duration, look: Duration) -> Result<Vec<u8>> {
         let mut left = patience;
         loop {
             let look = look.min(left);
@@ -575,5 +587,22 @@ mod tests {
         let value = groups[1].wait_within("late", milliseconds(50), milliseconds(10));
         assert_eq!(value.unwrap(), b"x");
         late.join().unwrap();
+    }
+
+    #[test]
+    fn a_rank_that_saves_and_waits_for_another_delays_no_device() {
+        let groups = groups(2, 100);
+        groups[0].busy[Work::Saving as usize].fetch_add(1, Ordering::Relaxed);
+        assert!(groups[0].state().is_saving);
+        let saving = groups[0].clone();
+        let waits = std::thread::spawn(move || saving.wait_for("answer"));
+        let until = Instant::now() + Duration::from_secs(20);
+        while groups[0].state().is_saving {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        groups[1].put("answer", b"x").unwrap();
+        assert_eq!(waits.join().unwrap().unwrap(), b"x");
+        assert!(groups[0].state().is_saving);
     }
 }
