@@ -104,8 +104,14 @@ fn even_block(rows: usize, least: usize, tile_rows: usize) -> Option<usize> {
     })
 }
 
-/// Rows of a block of logits `[rows, vocabulary]` on a target; `None` where all of them are one.
-pub(crate) fn logit_block(target: Target, rows: usize, vocabulary: usize) -> Option<usize> {
+/// Rows of a block of logits `[rows, vocabulary]` on a target; `None` where all of them are one. `trains`: whether
+/// the head's weight has a gradient.
+pub(crate) fn logit_block(
+    target: Target,
+    rows: usize,
+    vocabulary: usize,
+    trains: bool,
+) -> Option<usize> {
     match target {
         Target::Cpu(kernels) if kernels.bf16.is_some() || kernels.f32.is_some() => {
             CostModel::of(kernels).cpu_logit_block(rows, vocabulary)
@@ -115,7 +121,7 @@ pub(crate) fn logit_block(target: Target, rows: usize, vocabulary: usize) -> Opt
             // Of an H100's 989 TFLOP/s at 3.35 TB/s, and an A100's 312 at 2.04 (data sheets), 60% of the
             // peak as in estimates.
             let flops_per_byte = if capability >= 90 { 177.0 } else { 92.0 };
-            accelerator_block(rows, vocabulary, flops_per_byte, 0.03)
+            accelerator_block(rows, vocabulary, trains, flops_per_byte, 0.03)
         }
         Target::Neuron(chip) => {
             // Of a core's 95 TFLOP/s at 0.41 TB/s (trn1), 83 at 0.36 (trn2), 84 at 0.61 (trn3). Its 16 to 24
@@ -124,23 +130,26 @@ pub(crate) fn logit_block(target: Target, rows: usize, vocabulary: usize) -> Opt
                 NeuronChip::Trn1 | NeuronChip::Trn2 => 139.0,
                 NeuronChip::Trn3 => 82.0,
             };
-            accelerator_block(rows, vocabulary, flops_per_byte, 0.1)
+            accelerator_block(rows, vocabulary, trains, flops_per_byte, 0.1)
         }
     }
 }
 
 /// Each block reads the head's weight again, forward and backward, in 16 bits, and reads and writes the f32
-/// sum of its gradient: 12 bytes for each of its numbers, for which it does 6 FLOPs a row. The fewest rows
-/// with which that costs at most `share` of the products' time, and no fewer than make 256 MiB of logits.
+/// sum of its gradient, if it trains: 12 bytes for each of its numbers, for which it does 6 FLOPs a row; 4 bytes
+/// and 4 FLOPs where it does not train. The fewest rows with which that costs at most `share` of the products'
+/// time, and no fewer than make 256 MiB of logits.
 fn accelerator_block(
     rows: usize,
     vocabulary: usize,
+    trains: bool,
     flops_per_byte: f64,
     share: f64,
 ) -> Option<usize> {
     const LEAST_BYTES: usize = 256 << 20;
     const TILE_ROWS: usize = 128;
-    let affordable = (12.0 * flops_per_byte / 6.0 / share).ceil() as usize;
+    let bytes_per_flop = if trains { 12.0 / 6.0 } else { 4.0 / 4.0 };
+    let affordable = (bytes_per_flop * flops_per_byte / share).ceil() as usize;
     let least = affordable.max(LEAST_BYTES / DType::F32.size() / vocabulary.max(1));
     even_block(rows, least, TILE_ROWS)
 }
@@ -251,6 +260,8 @@ mod tests {
             })
         };
         let trn1 = Target::Neuron(NeuronChip::Trn1);
+        // Llama 3.2 under LoRA, 2 x 4096: 3,067 rows.
+        assert_eq!(logit_block(card(80), 8 << 10, 128_256, false), Some(2_816));
         for (target, rows, vocabulary, block) in [
             // GPT-2 small, 32 x 1024; 11,800 rows are affordable on 9.0, 6,134 on 8.0, 2,780 on trn1.
             (card(90), 32 << 10, 50_257, Some(11_008)),
@@ -265,7 +276,7 @@ mod tests {
             (Target::CPU, 32 << 10, 50_257, None),
         ] {
             assert_eq!(
-                logit_block(target, rows, vocabulary),
+                logit_block(target, rows, vocabulary, true),
                 block,
                 "{target}: {rows} x {vocabulary}"
             );

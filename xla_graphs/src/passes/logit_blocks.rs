@@ -86,7 +86,7 @@ impl Region {
         };
         let mut region = Region {
             dims: [rows, vocabulary],
-            block: logit_block(target, rows, vocabulary)?,
+            block: rows,
             parts: BTreeMap::new(),
             order: Vec::new(),
         };
@@ -111,6 +111,8 @@ impl Region {
         if graph.outputs.iter().any(|out| region.is_logits(&out.node)) {
             return None;
         }
+        let trains = region.parts.values().any(|part| part.role == Role::Sum);
+        region.block = logit_block(target, rows, vocabulary, trains)?;
         let group_of: Vec<Option<usize>> = (0..graph.nodes.len() as NodeId)
             .map(|id| region.parts.contains_key(&id).then_some(0))
             .collect();
