@@ -148,7 +148,7 @@ fn accelerator_block(
 ) -> Option<usize> {
     const LEAST_BYTES: usize = 256 << 20;
     const TILE_ROWS: usize = 128;
-    let bytes_per_flop = if trains { 12.0 / 6.0 } else { 4.0 / 4.0 };
+    let bytes_per_flop = if trains { 2.0 } else { 1.0 };
     let affordable = (bytes_per_flop * flops_per_byte / share).ceil() as usize;
     let least = affordable.max(LEAST_BYTES / DType::F32.size() / vocabulary.max(1));
     even_block(rows, least, TILE_ROWS)
