@@ -65,7 +65,12 @@ fn processes_of_other_settings_end_the_run_at_its_start() {
         assert!(printed[1].contains(message), "{other}: {}", printed[1]);
         // Rank 0 fails too, and names rank 1.
         assert_ne!(runs[0].code, Some(0), "{other}: {}", printed[0]);
-        assert!(printed[0].contains("rank 1"), "{other}: {}", printed[0]);
+        let code = runs[0].code;
+        assert!(
+            printed[0].contains("rank 1"),
+            "{other}: {code:?} {}",
+            printed[0]
+        );
     }
 }
 
