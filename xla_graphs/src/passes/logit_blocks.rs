@@ -86,6 +86,7 @@ impl Region {
         };
         let mut region = Region {
             dims: [rows, vocabulary],
+            // Until it is known what the blocks add up.
             block: rows,
             parts: BTreeMap::new(),
             order: Vec::new(),
