@@ -34,8 +34,21 @@ inline void Need(bool what) {
   if (!what) std::abort();
 }
 
-inline void Configure(const void* config) {
-  const uint8_t* bytes = static_cast<const uint8_t*>(config);
+}  // namespace emulated
+
+// In place of those of amx_tiles.h.
+#define XTRAIN_EMULATES_TILES
+namespace xtrain::kernels {
+namespace {
+namespace tiles {
+
+using emulated::At;
+using emulated::IsConfigured;
+using emulated::Need;
+using emulated::Tile;
+
+inline void Configure(const void* shapes) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(shapes);
   Need(bytes[0] == 1 && bytes[1] == 0);
   for (int tile = 0; tile < 8; ++tile) {
     uint16_t columns;
@@ -48,68 +61,45 @@ inline void Configure(const void* config) {
 
 inline void Release() { IsConfigured() = false; }
 
-inline void Zero(int to) {
+template <int kTo>
+void Zero() {
   Need(IsConfigured());
-  std::memset(&At(to), 0, sizeof(Tile));
+  std::memset(&At(kTo), 0, sizeof(Tile));
 }
 
-inline void Load(int to, const void* from, int64_t stride) {
+template <int kTo>
+void Load(const void* from, int64_t stride) {
   Need(IsConfigured());
-  for (int row = 0; row < 16; ++row) std::memcpy(At(to).rows[row], static_cast<const char*>(from) + row * stride, 64);
+  for (int row = 0; row < 16; ++row) std::memcpy(At(kTo).rows[row], static_cast<const char*>(from) + row * stride, 64);
 }
 
-inline void Store(int from, void* to, int64_t stride) {
+template <int kFrom>
+void Store(void* to, int64_t stride) {
   Need(IsConfigured());
-  for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(to) + row * stride, At(from).rows[row], 64);
+  for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(to) + row * stride, At(kFrom).rows[row], 64);
 }
 
 // sums += a b: the products of even and of odd places along k are summed apart, and the two are added last. Subnormals count as
 // zero, whatever the thread's own mode is.
-inline void MultiplyAddPairs(int sums, int a, int b) {
+template <int kSums, int kA, int kB>
+void MultiplyAdd() {
   Need(IsConfigured());
   const unsigned mode = _mm_getcsr();
   _mm_setcsr(0x1f80 | 0x8040);  // all exceptions masked, to nearest, flush to zero, subnormals are zero
   for (int m = 0; m < 16; ++m) {
     __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
     for (int k = 0; k < 16; ++k) {
-      const uint32_t pair = At(a).rows[m][k];
-      const __m512i words = _mm512_load_si512(At(b).rows[k]);
+      const uint32_t pair = At(kA).rows[m][k];
+      const __m512i words = _mm512_load_si512(At(kB).rows[k]);
       const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
       const auto number = [](uint32_t bits) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits))); };
       even = _mm512_fmadd_ps(number(pair << 16), _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)), even);
       odd = _mm512_fmadd_ps(number(pair & 0xffff0000u), _mm512_castsi512_ps(_mm512_and_si512(words, high)), odd);
     }
-    float* row = reinterpret_cast<float*>(At(sums).rows[m]);
+    float* row = reinterpret_cast<float*>(At(kSums).rows[m]);
     _mm512_store_ps(row, _mm512_add_ps(_mm512_load_ps(row), _mm512_add_ps(even, odd)));
   }
   _mm_setcsr(mode);
-}
-
-}  // namespace emulated
-
-#define XTRAIN_EMULATES_TILES
-
-namespace xtrain::kernels {
-namespace {
-namespace tiles {
-
-inline void Configure(const void* shapes) { emulated::Configure(shapes); }
-inline void Release() { emulated::Release(); }
-template <int kTo>
-void Zero() {
-  emulated::Zero(kTo);
-}
-template <int kTo>
-void Load(const void* from, int64_t stride) {
-  emulated::Load(kTo, from, stride);
-}
-template <int kFrom>
-void Store(void* to, int64_t stride) {
-  emulated::Store(kFrom, to, stride);
-}
-template <int kSums, int kA, int kB>
-void MultiplyAdd() {
-  emulated::MultiplyAddPairs(kSums, kA, kB);
 }
 
 }  // namespace tiles
